@@ -1,0 +1,41 @@
+# make train   makes the environment and runs the main job: Flow-GRPO on the shapes world
+# make test    makes the environment and runs lint, types and tests
+# Each works alone on a fresh checkout; what is done is not done again.
+
+PYTHON ?= python3
+TORCH ?= "torch==2.14.1" "torchvision==0.29.1"
+BIN := .venv/bin
+RUN ?= runs/shapes
+
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM = false
+
+.PHONY: train test lint types install clean
+
+train: .venv/.installed
+	$(BIN)/flowrl train output_dir=$(RUN)
+
+test: .venv/.installed-dev lint types
+	$(BIN)/python -m pytest
+
+lint: .venv/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/.installed-dev
+	$(BIN)/mypy
+
+install: .venv/.installed
+
+clean:
+	rm -rf .venv build *.egg-info
+
+# torch and torchvision in one call: a pair that is known to fit
+.venv/.installed: pyproject.toml
+	test -d .venv || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH) -e .
+	touch $@
+
+.venv/.installed-dev: .venv/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[dev]"
+	touch $@

@@ -1,0 +1,1 @@
+"""Models and prompt files that come with flowrl."""

@@ -1,0 +1,196 @@
+"""The command line. Imports torch only in commands that compute."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from flowrl import __version__
+from flowrl.catalog import METHODS, REWARDS
+from flowrl.config import ConfigError, check_files, load_config
+
+app = typer.Typer(
+    help="Aligns diffusion and flow-matching models with rewards.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+_PASS_ON = {"ignore_unknown_options": True, "allow_extra_args": True}
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[CONFIG] [KEY=VALUE]...", help="A YAML file or a shipped config, then dotted overrides."),
+]
+
+
+def _split(arguments: list[str] | None) -> tuple[str | None, list[str]]:
+    """Config and overrides; the config is the one argument without "="."""
+    arguments = arguments or []
+    names = [argument for argument in arguments if "=" not in argument]
+    if len(names) > 1:
+        raise ConfigError(f"expected one config, got {', '.join(names)}; overrides are written key=value")
+    return (names[0] if names else None), [argument for argument in arguments if "=" in argument]
+
+
+@app.command(context_settings=_PASS_ON)
+def train(
+    arguments: Overrides = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
+) -> None:
+    """Train. Without arguments: Flow-GRPO on the shapes world, a few minutes on two CPU cores.
+
+    Example: [bold]flowrl train configs/flow_grpo_shapes.yaml optimizer.learning_rate=1e-4 output_dir=runs/mine[/]
+    """
+    if resume is not None:
+        if arguments:
+            raise ConfigError("--resume goes on with the run's own config; it takes no further arguments")
+        from flowrl.run import train as start
+
+        start(resume=resume)
+        return
+    config = load_config(*_split(arguments))
+    check_files(config)
+    from flowrl.run import train as start
+
+    start(config)
+
+
+@app.command("eval", context_settings=_PASS_ON)
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Fields of the eval section.")
+    ] = None,
+    weights: Annotated[str, typer.Option(help="auto, raw, ema, or base (before training).")] = "auto",
+) -> None:
+    """Judge a run's model on its held-out prompts.
+
+    Example: [bold]flowrl eval runs/shapes guidance_scale=2.5[/]
+    """
+    import yaml
+
+    _choice("--weights", weights, ("auto", "raw", "ema", "base"))
+    fields = {}
+    for override in overrides or []:
+        key, _, value = override.removeprefix("--").removeprefix("eval.").partition("=")
+        fields[key] = yaml.safe_load(value)
+    from flowrl.report.summary import subsets
+    from flowrl.run import evaluate as judge
+
+    prompts, result = judge(run, weights=weights, **fields)
+    table = Table("prompts", "n", *result.names)
+    for name, rows in subsets(prompts).items():
+        means = result.table[rows].nanmean(0).tolist()
+        table.add_row(name, str(len(rows)), *(f"{mean:.3f}" for mean in means))
+    Console().print(table)
+    print(f"weights: {result.weights}; mean pixel distance within a prompt {result.diversity:.4f}")
+
+
+@app.command()
+def sample(
+    prompts: Annotated[list[str], typer.Argument(help="One or several prompts.")],
+    run: Annotated[Path | None, typer.Option(help="Folder of a run; default: the embedded shapes model.")] = None,
+    out: Annotated[Path, typer.Option(help="PNG file to write.")] = Path("samples.png"),
+    num_images: Annotated[int, typer.Option(min=1, help="Images of each prompt.")] = 4,
+    steps: Annotated[int, typer.Option(min=1, help="Sampling steps.")] = 20,
+    guidance_scale: Annotated[float, typer.Option(min=0, help="Classifier-free guidance; 1 is none.")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    base: Annotated[bool, typer.Option(help="Use the model as it was before training.")] = False,
+) -> None:
+    """Draw images and write them as one grid.
+
+    Example: [bold]flowrl sample "a red circle" "three squares" --run runs/shapes[/]
+    """
+    from flowrl.core.prompts import PromptSet
+    from flowrl.core.random import torch_generator
+    from flowrl.flow.policy import to_pil
+    from flowrl.report.figures import image_grid, save_atomically
+    from flowrl.run import build_policy, load_policy
+
+    if run is None:
+        policy = build_policy(load_config(), PromptSet([""], {}))
+    else:
+        policy, _ = load_policy(run, weights="base" if base else "auto")
+    repeated = [prompt for prompt in prompts for _ in range(num_images)]
+    noise = policy.noise([torch_generator(seed, "sample", index) for index in range(len(repeated))])
+    images = policy.sample(repeated, noise, num_inference_steps=steps, guidance_scale=guidance_scale)
+    save_atomically(image_grid(to_pil(images), repeated, columns=num_images), out)
+    print(f"wrote {out}")
+
+
+@app.command()
+def methods() -> None:
+    """List the methods that a config can name."""
+    table = Table("method", "what it does")
+    for name in METHODS:
+        doc = (METHODS.load(name).__doc__ or "").strip().splitlines()[0]
+        table.add_row(name, doc.partition(": ")[2] or doc)
+    Console().print(table)
+
+
+@app.command()
+def rewards() -> None:
+    """List the rewards that a config can name, and whether they work here."""
+    from flowrl.rewards.base import reward_status
+
+    table = Table("reward", "usable here", "what it says")
+    for name in REWARDS:
+        status = reward_status(name)
+        doc = (REWARDS.load(name).__doc__ or "").strip().splitlines()[0] if status == "ok" else ""
+        table.add_row(name, status, doc)
+    Console().print(table)
+    print("Your own: name it 'package.module:attribute' in the config.")
+
+
+@app.command()
+def doctor() -> None:
+    """Show versions, devices, and which rewards work here."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    import torch
+
+    from flowrl.rewards.base import reward_status
+
+    table = Table("what", "found", title=f"flowrl {__version__}")
+    table.add_row("Python", sys.version.split()[0])
+    for package in ("torch", "torchvision", "diffusers", "transformers", "accelerate", "peft", "tensorboard"):
+        try:
+            table.add_row(package, version(package))
+        except PackageNotFoundError:
+            table.add_row(package, "not installed")
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    table.add_row("GPUs", ", ".join(gpus) or "none seen by torch")
+    table.add_row("CPU threads", str(torch.get_num_threads()))
+    for name in REWARDS:
+        table.add_row(f"reward {name}", reward_status(name))
+    Console().print(table)
+
+
+@app.callback(invoke_without_command=True)
+def _root(show_version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False) -> None:
+    if show_version:
+        print(f"flowrl {__version__}")
+        raise typer.Exit
+
+
+def _choice(option: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ConfigError(f"{option}={value}: expected one of {', '.join(known)}")
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Entry point of the `flowrl` command."""
+    try:
+        return app(arguments)
+    except (ConfigError, FileNotFoundError) as error:
+        Console(stderr=True).print(f"[bold red]error[/] {error}", highlight=False, soft_wrap=True)
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()

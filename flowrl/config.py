@@ -1,0 +1,406 @@
+"""The config tree: small frozen models, strict at every level. Importing this imports no torch.
+
+A field's default is its vetted setting; its docstring stands below it. `load_config` reads YAML and dotted overrides
+and refuses what it does not know, with the nearest name.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, ValidationError, model_validator
+
+from .catalog import METHODS, PIPELINES, REWARDS
+from .registry import import_string, suggest
+
+
+class ConfigError(ValueError):
+    """A config that cannot be run; the message says what to change."""
+
+
+class Section(BaseModel):
+    """Base of all config sections."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True)
+
+
+class MethodConfig(Section):
+    """Base of all methods: their fields and, as methods, their hooks (see `flowrl.core.policy.Method`)."""
+
+    name: str
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the loss asks for the model as it was before training."""
+        return False
+
+    def problems(self, num_steps: int) -> list[str]:
+        """Why this method cannot run on a grid of `num_steps`; empty if it can."""
+        return []
+
+
+def _build_method(value: Any) -> Any:
+    if isinstance(value, str):
+        value = {"name": value}
+    if not isinstance(value, dict) or "name" not in value:
+        return value
+    method = METHODS.load(str(value["name"]))
+    try:
+        return method.model_validate(value)
+    except ValidationError as error:
+        known = list(method.model_fields)
+        raise ValueError("\n".join(_explain(item, ("method",), known) for item in error.errors())) from None
+
+
+class LoraSection(Section):
+    """A low-rank adapter (peft)."""
+
+    rank: int = Field(32, ge=1)
+    """Rank of each update."""
+    alpha: float = Field(64.0, gt=0)
+    """The update is scaled by alpha / rank."""
+    targets: list[str] | None = None
+    """Module name endings; default: the attention projections of the model family."""
+
+
+class ModelSection(Section):
+    """The model and what of it is trained."""
+
+    path: str = "shapes-sd3"
+    """A pipeline folder, a hub id, or a model that comes with flowrl."""
+    family: str = "sd3"
+    """Which pipeline adapter to use."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of frozen weights and of computation; trained weights are float32."""
+    height: int | None = Field(None, ge=8)
+    """Image height in pixels; default: the model's own."""
+    width: int | None = Field(None, ge=8)
+    """Image width in pixels; default: the model's own."""
+    max_sequence_length: int = Field(256, ge=0)
+    """Length of the T5 part of the prompt."""
+    lora: LoraSection | None = None
+    """Train a LoRA; null trains all weights of the denoiser."""
+
+
+class DataSection(Section):
+    """Prompt files: one prompt a line (.txt), or JSON lines with `prompt` and any further columns (.jsonl)."""
+
+    train: str = "prompts/shapes_train.jsonl"
+    """Prompts to learn on; a path, or a file that comes with flowrl."""
+    eval: str = "prompts/shapes_eval.jsonl"
+    """Prompts to judge by, before and after."""
+
+
+class RewardSection(Section):
+    """One reward column."""
+
+    name: str
+    """A registered reward (`flowrl rewards`), or `package.module:attribute` of your own."""
+    weight: float = 1.0
+    """Weight in the sum; 0 only monitors."""
+    params: dict[str, Any] = Field(default_factory=dict)
+    """Arguments for building it."""
+
+
+def _reward_list(value: Any) -> Any:
+    if isinstance(value, dict) and "name" not in value:
+        return [{"name": name, "weight": weight} for name, weight in value.items()]
+    return value
+
+
+Rewards = Annotated[list[RewardSection], BeforeValidator(_reward_list)]
+
+
+class RolloutSection(Section):
+    """How an iteration samples."""
+
+    num_inference_steps: int = Field(10, ge=1)
+    """Steps of the sampler during training."""
+    guidance_scale: float = Field(1.0, ge=0)
+    """Classifier-free guidance in rollout and update alike; 1 is none."""
+    num_prompts: int = Field(8, ge=1)
+    """Groups of an iteration."""
+    group_size: int = Field(16, ge=1)
+    """Samples of one prompt that are compared with each other."""
+    batch_size: int = Field(64, ge=1)
+    """Samples in one forward pass of the rollout, on each rank."""
+    storage_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of stored latents."""
+
+
+class OptimizerSection(Section):
+    """AdamW and how often it steps."""
+
+    learning_rate: float = Field(3e-4, gt=0)
+    """Peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Decays of AdamW's moments."""
+    eps: float = Field(1e-8, gt=0)
+    """AdamW's epsilon; gradients of mean log-densities are small, a warning says when they fall below it."""
+    weight_decay: float = Field(1e-4, ge=0)
+    """Decoupled weight decay."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Gradients are clipped to this norm."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Of the learning rate after warm-up; linear and cosine end at 0."""
+    warmup_steps: int = Field(0, ge=0)
+    """Optimizer steps over which the learning rate rises."""
+    updates_per_rollout: int = Field(1, ge=1)
+    """Optimizer steps taken on each rollout, each on an equal share of its samples."""
+    epochs_per_rollout: int = Field(1, ge=1)
+    """Passes over each rollout."""
+    batch_size: int = Field(64, ge=1)
+    """(sample, step) pairs in one forward and backward pass, on each rank."""
+    ema_decay: float | None = Field(None, gt=0, lt=1)
+    """Keep an exponential moving average of the trained weights; evaluation and export then use it."""
+
+
+class EvalSection(Section):
+    """Evaluation: fixed prompts and noise, the deterministic sampler of the stock pipeline."""
+
+    every: int = Field(0, ge=0)
+    """Also evaluate every so many iterations; 0: only before and after."""
+    num_prompts: int | None = Field(None, ge=1)
+    """Rows of the eval file to use; default: all."""
+    num_inference_steps: int = Field(20, ge=1)
+    """Steps of the sampler."""
+    guidance_scale: float = Field(1.0, ge=0)
+    """Classifier-free guidance; 1 is none."""
+    batch_size: int = Field(96, ge=1)
+    """Images in one forward pass, on each rank."""
+    rewards: Rewards = []
+    """Further rewards that are only evaluated."""
+
+
+class LogSection(Section):
+    """What a run writes while it goes."""
+
+    grid_every: int = Field(10, ge=0)
+    """Iterations between image grids of fixed eval prompts; 0: none."""
+    checkpoint_every: int = Field(20, ge=0)
+    """Iterations between checkpoints; 0: only at the end."""
+    keep_checkpoints: int = Field(2, ge=1)
+    """Older checkpoints are deleted."""
+    tensorboard: bool = False
+    """Also write TensorBoard files (extra `tensorboard`)."""
+
+
+class Config(Section):
+    """A whole run."""
+
+    output_dir: str = "runs/shapes"
+    """Folder of the run; must not exist, unless resuming."""
+    seed: int = Field(0, ge=0)
+    """Every random number of the run follows from it."""
+    iterations: int = Field(100, ge=1)
+    """Rollouts, each followed by its updates."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute."""
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    rewards: Rewards
+    method: Annotated[SerializeAsAny[MethodConfig], BeforeValidator(_build_method)]
+    rollout: RolloutSection = RolloutSection()
+    optimizer: OptimizerSection = OptimizerSection()
+    eval: EvalSection = EvalSection()
+    log: LogSection = LogSection()
+
+    @model_validator(mode="after")
+    def _check(self) -> Config:
+        found = self.method.problems(self.rollout.num_inference_steps)
+        found += self._check_groups() + self._check_names()
+        if found:
+            raise ValueError("\n".join(found))
+        return self
+
+    def _check_groups(self) -> list[str]:
+        found = []
+        if self.rollout.group_size < 2:
+            found.append(
+                f"rollout.group_size={self.rollout.group_size}: advantages compare samples of one prompt, so a group "
+                "needs at least 2 samples"
+            )
+        num = self.rollout.num_prompts * self.rollout.group_size
+        if num % self.optimizer.updates_per_rollout:
+            found.append(
+                f"optimizer.updates_per_rollout={self.optimizer.updates_per_rollout} does not divide the "
+                f"{num} samples of an iteration (rollout.num_prompts x rollout.group_size)"
+            )
+        return found
+
+    def _check_names(self) -> list[str]:
+        found = []
+        if self.model.family not in PIPELINES:
+            found.append(f"model.family={self.model.family!r}: {suggest(self.model.family, list(PIPELINES))}")
+        names = [reward.name for reward in self.rewards]
+        if not self.rewards:
+            found.append(f"rewards: at least one is needed; known: {', '.join(REWARDS)}")
+        elif not any(reward.weight for reward in self.rewards):
+            found.append("rewards: all weights are 0, so there is nothing to learn")
+        found += [f"rewards: {name!r} is named twice" for name in sorted({n for n in names if names.count(n) > 1})]
+        for reward in [*self.rewards, *self.eval.rewards]:
+            found += _reward_problem(reward.name)
+        return found
+
+    @property
+    def eval_rewards(self) -> list[RewardSection]:
+        """Rewards of training, and those that are only evaluated."""
+        names = {reward.name for reward in self.rewards}
+        return [*self.rewards, *(reward for reward in self.eval.rewards if reward.name not in names)]
+
+
+def _reward_problem(name: str) -> list[str]:
+    if ":" in name:
+        try:
+            import_string(name)
+        except (ImportError, ValueError) as error:
+            return [f"reward {name!r} cannot be loaded: {error}"]
+        return []
+    if name in REWARDS:
+        return []
+    return [f"unknown reward {name!r}; {suggest(name, list(REWARDS))}; your own is named 'package.module:attribute'"]
+
+
+def load_config(source: str | Path | dict[str, Any] | None = None, overrides: Sequence[str] = ()) -> Config:
+    """Reads a config.
+
+    Args:
+        source: YAML file, name of a config that comes with flowrl, or a dict; default: the shapes run.
+        overrides: `dotted.key=value`, values in YAML.
+
+    Raises:
+        ConfigError: anything unknown, of the wrong type or impossible, all of it in one message.
+    """
+    if isinstance(source, dict):
+        tree = dict(source)
+    else:
+        path = find_config(str(source or "default"))
+        tree = yaml.safe_load(path.read_text()) or {}
+        if not isinstance(tree, dict):
+            raise ConfigError(f"{path}: expected a mapping of sections, got {type(tree).__name__}")
+    for override in overrides:
+        _apply(tree, override)
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(item) for item in error.errors())) from None
+
+
+def find_config(name: str) -> Path:
+    """Path of a config file, or of a config that comes with flowrl.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    own = Path(str(files("flowrl.configs")))
+    for path in (Path(name), own / f"{name}.yaml", own / name):
+        if path.is_file():
+            return path
+    known = sorted(path.stem for path in own.glob("*.yaml"))
+    raise ConfigError(f"no config {name!r}: not a file, and {suggest(name, known)}")
+
+
+def _apply(tree: dict[str, Any], override: str) -> None:
+    key, separator, text = override.removeprefix("--").partition("=")
+    if not separator or not key:
+        raise ConfigError(f"{override!r} is not of the form key=value, for instance optimizer.learning_rate=1e-4")
+    *parents, last = key.split(".")
+    node = tree
+    for parent in parents:
+        child = node.get(parent)
+        if isinstance(child, str) and parent == "method":
+            child = {"name": child}
+        node[parent] = dict(child) if isinstance(child, dict) else {}
+        node = node[parent]
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"{override!r}: the value is not YAML") from None
+    node[last] = _number(value)
+
+
+def _number(value: Any) -> Any:
+    """YAML 1.1 reads 1e-4 as text."""
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _fields(location: Sequence[Any]) -> list[str]:
+    """Field names of the section that an error lies in."""
+    model: type[BaseModel] = Config
+    for part in location:
+        field = model.model_fields.get(part) if isinstance(part, str) else None
+        if field is not None:
+            candidates = [field.annotation, *get_args(field.annotation)]
+            model = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), model)
+    return list(model.model_fields)
+
+
+def _explain(error: Any, prefix: tuple[str, ...] = (), known: list[str] | None = None) -> str:
+    """One line for one error of pydantic's; `known` are the keys of its section, if that is not in the tree."""
+    location = (*prefix, *error["loc"])
+    dotted = ".".join(map(str, location))
+    if error["type"] == "extra_forbidden":
+        return f"unknown key {dotted!r}; {_suggest_key(str(location[-1]), known or _fields(location[:-1]))}"
+    if error["type"] == "value_error":
+        return str(error["ctx"]["error"])
+    if error["type"] == "missing":
+        return f"missing key {dotted!r}"
+    return f"{dotted}={error['input']!r}: {error['msg'][0].lower()}{error['msg'][1:]}"
+
+
+def _suggest_key(name: str, known: list[str]) -> str:
+    """Nearest key of the section, or the section in which the key exists."""
+    elsewhere = [
+        f"{section}.{name}"
+        for section, field in Config.model_fields.items()
+        if isinstance(field.annotation, type) and name in getattr(field.annotation, "model_fields", {})
+    ]
+    return f"did you mean {elsewhere[0]!r}?" if elsewhere else suggest(name, known)
+
+
+def data_file(name: str) -> Path:
+    """Path of a prompt file, or of one that comes with flowrl.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    own = Path(str(files("flowrl.assets")))
+    for path in (Path(name), own / name):
+        if path.is_file():
+            return path
+    known = sorted(str(path.relative_to(own)) for path in own.glob("prompts/*"))
+    raise ConfigError(f"no prompt file {name!r}; {suggest(name, known)}")
+
+
+def check_files(config: Config, *, resume: bool = False) -> None:
+    """Checks all that a run touches on disk, before any model is loaded; creates nothing.
+
+    Raises:
+        ConfigError: a file is missing, or the output folder cannot be used.
+    """
+    data_file(config.data.train)
+    data_file(config.data.eval)
+    output = Path(config.output_dir)
+    if resume:
+        return
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise ConfigError(
+            f"output_dir={config.output_dir!r} exists already: choose another, delete it, or continue it with "
+            f"`flowrl train --resume {config.output_dir}`"
+        )
+    parent = next(folder for folder in (output, *output.absolute().parents) if folder.exists())
+    if not os.access(parent, os.W_OK):
+        raise ConfigError(f"output_dir={config.output_dir!r}: no permission to write in {str(parent)!r}")
+    if config.log.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise ConfigError("log.tensorboard=true needs the extra: pip install 'flowrl[tensorboard]'")

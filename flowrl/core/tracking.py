@@ -1,0 +1,65 @@
+"""Writes what a run measures: JSON lines always, TensorBoard on demand."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Records of a metrics file, an unfinished last line left out."""
+    if not path.exists():
+        return []
+    records = []
+    for line in path.read_text().splitlines():
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return records
+
+
+class MetricsFile:
+    """Append-only JSON lines with one record for each (iteration, kind of record).
+
+    `metrics.jsonl` holds only what follows from config and seed; clock readings go to a second file, so that two
+    runs can be compared byte for byte.
+    """
+
+    def __init__(self, path: Path, *, last_iteration: int | None = None):
+        """Opens the file; when resuming, drops records after `last_iteration`."""
+        self.path = path
+        if last_iteration is not None:
+            kept = [record for record in read_metrics(path) if record["iteration"] <= last_iteration]
+            partial = path.with_suffix(".partial")
+            partial.write_text("".join(_line(record) for record in kept))
+            partial.replace(path)
+
+    def write(self, iteration: int, metrics: Mapping[str, Any]) -> None:
+        """Appends one record; numbers that are not finite become null."""
+        with self.path.open("a") as file:
+            file.write(_line({"iteration": iteration, **metrics}))
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+    return json.dumps(finite) + "\n"
+
+
+class TensorBoard:
+    """The same numbers as TensorBoard scalars (extra `tensorboard`)."""
+
+    def __init__(self, folder: Path):
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder))
+
+    def write(self, iteration: int, metrics: Mapping[str, Any]) -> None:
+        """Adds every number of the record at this iteration."""
+        for name, value in metrics.items():
+            if isinstance(value, (int, float)):
+                self._writer.add_scalar(name, value, iteration)
+        self._writer.flush()

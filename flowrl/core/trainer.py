@@ -1,0 +1,317 @@
+"""The loop: rollout, score, combine, advantage, loss, update. Knows no method, model or reward by name."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from .advantages import zero_std_fraction
+from .checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
+from .distributed import gather_rows, shard
+from .ema import EMA
+from .groups import iteration_ids
+from .policy import Method, Policy, Rollout
+from .prompts import PromptSet
+from .random import torch_generator
+from .scoring import Scorer, weighted_sum
+from .types import SampleIds
+
+logger = logging.getLogger("flowrl")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the loop itself has to know; see the fields of the same names in `flowrl.config`."""
+
+    seed: int
+    iterations: int
+    num_inference_steps: int
+    num_prompts: int
+    group_size: int
+    rollout_batch_size: int
+    learning_rate: float
+    update_batch_size: int
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 1e-4
+    max_grad_norm: float = 1.0
+    schedule: str = "constant"
+    warmup_steps: int = 0
+    updates_per_rollout: int = 1
+    epochs_per_rollout: int = 1
+    ema_decay: float | None = None
+    checkpoint_every: int = 0
+    keep_checkpoints: int = 2
+
+
+class Trainer:
+    """Trains a policy with a method on rewards.
+
+    Args:
+        on_iteration: called with (iteration, metrics, seconds by phase) after each iteration, on every rank.
+        folder: of the run; checkpoints go to `folder/checkpoints`.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        policy: Policy,
+        method: Method,
+        scorer: Scorer,
+        prompts: PromptSet,
+        accelerator: Accelerator,
+        folder: Path,
+        on_iteration: Callable[[int, dict[str, float], dict[str, float]], None] | None = None,
+    ):
+        self.settings, self.policy, self.method, self.scorer = settings, policy, method, scorer
+        self.prompts, self.accelerator, self.folder = prompts, accelerator, folder
+        self.on_iteration = on_iteration or (lambda iteration, metrics, seconds: None)
+        self.iteration = 0
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.parameters = dict(policy.trainable_parameters())
+        optimizer = torch.optim.AdamW(
+            self.parameters.values(),
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
+        )
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, self._learning_rate_factor)
+        self.ema = EMA(self.parameters.items(), settings.ema_decay) if settings.ema_decay else None
+        policy.model, self.optimizer = accelerator.prepare(policy.model, optimizer)
+
+    def _learning_rate_factor(self, step: int) -> float:
+        s = self.settings
+        total = s.iterations * s.updates_per_rollout * s.epochs_per_rollout
+        if step < s.warmup_steps:
+            return (step + 1) / (s.warmup_steps + 1)
+        done = min(1.0, (step - s.warmup_steps) / max(1, total - s.warmup_steps))
+        return {"constant": 1.0, "linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * done))}[s.schedule]
+
+    # the loop
+
+    def run(self) -> None:
+        """Trains from `self.iteration` to the last one, and leaves a checkpoint."""
+        every = self.settings.checkpoint_every
+        while self.iteration < self.settings.iterations:
+            self.seconds = defaultdict(float)
+            metrics = self._iterate()
+            self.iteration += 1
+            self.on_iteration(self.iteration, metrics, dict(self.seconds))
+            if self.iteration == self.settings.iterations or (every and self.iteration % every == 0):
+                self.save()
+
+    def _iterate(self) -> dict[str, float]:
+        s = self.settings
+        ids = iteration_ids(
+            s.seed, self.iteration, num_rows=len(self.prompts), num_prompts=s.num_prompts, group_size=s.group_size
+        )
+        rng = torch_generator(s.seed, "plan", self.iteration).initial_seed()
+        plan = self.method.plan(s.num_inference_steps, _numpy_rng(rng))
+        mine = shard(len(ids), self.accelerator.process_index, self.accelerator.num_processes)
+        rollout, table = self._sample(ids[mine], plan)
+        table = gather_rows(self.accelerator, table, len(ids))
+        rewards = weighted_sum(table, [reward.weight for reward in self.scorer.rewards])
+        advantages = self.method.advantages(rewards, ids.group)
+        metrics = self._reward_metrics(table, rewards, advantages, ids) | rollout.metrics
+        with self._clock("update"):
+            metrics |= self._update(rollout, advantages[mine].float(), len(ids))
+        return metrics
+
+    def _sample(self, ids: SampleIds, plan: Any) -> tuple[Rollout, torch.Tensor]:
+        """This rank's samples and their reward table `(n, R)`."""
+        rollouts, futures = [], []
+        for start in range(0, len(ids), self.settings.rollout_batch_size):
+            part = ids[start : start + self.settings.rollout_batch_size]
+            with self._clock("rollout"), self.accelerator.autocast():
+                rollout = self.policy.rollout(part, plan, seed=self.settings.seed, iteration=self.iteration)
+            with self._clock("decode"):
+                rollouts.append(self.policy.decode(rollout))
+            with self._clock("reward"):
+                rows = self.prompts.rows(part.prompt.tolist())
+                futures.append(self.scorer.submit(rows.prompts, rollouts[-1].completions, rows.columns))
+        with self._clock("reward"):
+            table = torch.cat([future.result() for future in futures])
+        return self.policy.join(rollouts), table
+
+    def _update(self, rollout: Rollout, advantages: torch.Tensor, num_samples: int) -> dict[str, float]:
+        """The optimizer steps on one rollout; each takes an equal share of all ranks' samples."""
+        s, log = self.settings, _Averages()
+        before = [parameter.detach().clone() for parameter in self.parameters.values()]
+        for epoch in range(s.epochs_per_rollout):
+            order = torch.randperm(num_samples, generator=torch_generator(s.seed, "update", self.iteration, epoch))
+            for number, share in enumerate(order.chunk(s.updates_per_rollout)):
+                first = epoch == 0 and number == 0
+                rows = torch.isin(rollout.ids.sample, share).nonzero()[:, 0]
+                self._step(rollout, advantages, rows, len(share) * rollout.num_units, log, first=first)
+        moved = sum((p.detach() - b).square().sum() for p, b in zip(self.parameters.values(), before, strict=True))
+        norm = sum(b.square().sum() for b in before)
+        log.add("update_to_weight", math.sqrt(float(moved) / max(float(norm), 1e-30)))
+        log.add("learning_rate", self.scheduler.get_last_lr()[0])
+        return log.result()
+
+    def _step(
+        self, rollout: Rollout, advantages: torch.Tensor, rows: torch.Tensor, num_pairs: int, log: _Averages, *, first: bool
+    ) -> None:
+        """One optimizer step on the samples `rows`; `num_pairs` counts the (sample, unit) pairs of all ranks."""
+        batches, size = self._micro_batches(rows, advantages, rollout.num_units)
+        self.optimizer.zero_grad(set_to_none=True)
+        for index in range(size):
+            pairs, weight = (batches[index], 1.0) if index < len(batches) else (torch.tensor([[0, 0]]), 0.0)
+            batch = rollout.pick(pairs[:, 0], pairs[:, 1], advantages[pairs[:, 0]])
+            last = index + 1 == size
+            with nullcontext() if last else self.accelerator.no_sync(self.policy.model):
+                with self.accelerator.autocast():
+                    loss, metrics = self.method.loss(self.policy, batch)
+                total = weight * self.accelerator.num_processes * loss.sum() / num_pairs
+                self.accelerator.backward(total)
+            if weight:
+                log.add_units(metrics, first=first)
+        self._apply(log, any_batch=size > 0)
+        if first and log.peak("ratio_deviation_first") > getattr(self.method, "clip_range", math.inf):
+            logger.warning(
+                "before the first update the ratio is off 1 by %.1e, more than method.clip_range: rollout and update "
+                "do not compute the same; use float32, or a larger clip range",
+                log.peak("ratio_deviation_first"),
+            )
+
+    def _micro_batches(
+        self, rows: torch.Tensor, advantages: torch.Tensor, num_units: int
+    ) -> tuple[list[torch.Tensor], int]:
+        """(row, unit) pairs `(B, 2)` of this rank, and how many batches every rank has to run.
+
+        Samples of advantage 0 are left out where the loss has no term but the surrogate.
+        """
+        if not getattr(self.method, "needs_reference", True):
+            rows = rows[advantages[rows] != 0]
+        pairs = torch.cartesian_prod(rows, torch.arange(num_units)).reshape(-1, 2)
+        batches = list(pairs.split(self.settings.update_batch_size)) if len(pairs) else []
+        counts = self.accelerator.gather(torch.tensor([len(batches)], device=self.accelerator.device))
+        return batches, int(counts.max())
+
+    def _apply(self, log: _Averages, *, any_batch: bool) -> None:
+        """Clips and steps, unless the gradient is not finite; schedule and EMA always count the step."""
+        if any_batch:
+            norm = float(self.accelerator.clip_grad_norm_(self.parameters.values(), self.settings.max_grad_norm))
+            log.add("grad_norm", norm)
+            if math.isfinite(norm):
+                self.optimizer.step()
+            else:
+                logger.warning("iteration %d: gradient is not finite, optimizer step skipped", self.iteration + 1)
+                log.add("skipped_steps", 1.0)
+        self.scheduler.step()
+        if self.ema:
+            self.ema.update()
+
+    def _reward_metrics(
+        self, table: torch.Tensor, rewards: torch.Tensor, advantages: torch.Tensor, ids: SampleIds
+    ) -> dict[str, float]:
+        metrics = {"reward": rewards.nanmean().item(), "reward_std": _nan_std(rewards)}
+        for name, column in zip(self.scorer.names, table.T, strict=True):
+            metrics |= {f"rewards/{name}/mean": column.nanmean().item(), f"rewards/{name}/std": _nan_std(column)}
+        return metrics | {
+            "frac_reward_zero_std": zero_std_fraction(rewards, ids.group),
+            "num_missing_scores": int(rewards.isnan().sum()),
+            "advantage_abs_mean": advantages.abs().mean().item(),
+        }
+
+    @contextmanager
+    def _clock(self, phase: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[phase] += time.perf_counter() - start
+
+    # checkpoints
+
+    @contextmanager
+    def evaluation_weights(self) -> Iterator[str]:
+        """Within it the policy carries the weights to judge and export; yields their name, "ema" or "raw"."""
+        with self.ema.applied() if self.ema else nullcontext():
+            yield "ema" if self.ema else "raw"
+
+    def save(self) -> None:
+        """Writes a checkpoint, on the main process."""
+        if not self.accelerator.is_main_process:
+            return
+        weights: dict[str, Any] = {"policy": self.parameters}
+        state: dict[str, Any] = {"optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict()}
+        if self.ema:
+            weights["ema"] = self.ema.shadow
+            state["ema_updates"] = self.ema.num_updates
+        folder = self.folder / "checkpoints"
+        save_checkpoint(folder, self.iteration, weights, state, keep=self.settings.keep_checkpoints)
+
+    def resume(self) -> None:
+        """Goes back to the newest checkpoint of the folder.
+
+        Raises:
+            FileNotFoundError: there is none.
+            ValueError: it belongs to other parameters than those trained now.
+        """
+        checkpoints = list_checkpoints(self.folder / "checkpoints")
+        if not checkpoints:
+            raise FileNotFoundError(f"no complete checkpoint in {self.folder / 'checkpoints'}")
+        weights, state = load_checkpoint(checkpoints[-1])
+        _copy_into(self.parameters, weights["policy"], str(checkpoints[-1]))
+        if self.ema:
+            _copy_into(self.ema.shadow, weights["ema"], str(checkpoints[-1]))
+            self.ema.num_updates = state["ema_updates"]
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+        self.iteration = state["iteration"]
+
+
+@torch.no_grad()
+def _copy_into(targets: dict[str, Any], values: dict[str, torch.Tensor], where: str) -> None:
+    if targets.keys() != values.keys():
+        different = sorted(targets.keys() ^ values.keys())
+        raise ValueError(f"{where} holds other parameters than the run trains, for instance {different[0]!r}")
+    for name, target in targets.items():
+        target.copy_(values[name])
+
+
+def _numpy_rng(seed: int) -> Any:
+    import numpy as np
+
+    return np.random.default_rng(seed)
+
+
+def _nan_std(values: torch.Tensor) -> float:
+    found = values[~values.isnan()]
+    return found.std(correction=0).item() if len(found) else math.nan
+
+
+class _Averages:
+    """Means of logged values within an iteration, and the largest deviation of the ratio from 1."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[float]] = defaultdict(list)
+        self._peaks: dict[str, float] = defaultdict(float)
+
+    def add(self, name: str, value: float) -> None:
+        self._values[name].append(value)
+
+    def add_units(self, metrics: dict[str, torch.Tensor], *, first: bool) -> None:
+        """Adds metrics `(B,)` of a micro-batch; `ratio` also by its extremes."""
+        for name, values in metrics.items():
+            self._values[name].extend(values.float().flatten().tolist())
+        if "ratio" in metrics:
+            deviation = (metrics["ratio"] - 1).abs().max().item()
+            for name in ["ratio_deviation", "ratio_deviation_first"] if first else ["ratio_deviation"]:
+                self._peaks[name] = max(self._peaks[name], deviation)
+
+    def peak(self, name: str) -> float:
+        return self._peaks[name]
+
+    def result(self) -> dict[str, float]:
+        return {name: sum(values) / len(values) for name, values in self._values.items()} | dict(self._peaks)

@@ -1,0 +1,1 @@
+"""Diffusion and flow-matching policies: transitions, step plans, rollouts, methods."""

@@ -1,0 +1,57 @@
+"""Writes a trained policy in the format of stock diffusers, and proves it by loading it back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from diffusers import DiffusionPipeline
+
+from flowrl.core.random import torch_generator
+from flowrl.pipelines.base import absent_components, resolve_model
+
+from .policy import FlowPolicy
+
+TOLERANCE = 1e-3
+
+
+def export_policy(policy: FlowPolicy, base: str, folder: Path) -> float:
+    """Writes a LoRA for `pipe.load_lora_weights(folder)`, or the whole denoiser for `from_pretrained(folder)`.
+
+    Args:
+        base: the model that the policy started from.
+
+    Returns:
+        largest difference between the policy's velocity and that of a fresh stock pipeline with the export.
+
+    Raises:
+        RuntimeError: that difference is too large; the export cannot be trusted.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    model, path = policy.model, resolve_model(base)
+    stock = DiffusionPipeline.from_pretrained(path, torch_dtype=next(model.parameters()).dtype, **absent_components(path))
+    if policy.is_lora:
+        policy.adapter.save_lora(folder)
+        stock.load_lora_weights(str(folder))
+        denoiser = stock.transformer
+    else:
+        model.save_pretrained(folder)
+        denoiser = type(model).from_pretrained(folder, torch_dtype=next(model.parameters()).dtype)
+    error = _difference(policy, denoiser.to(policy.device).eval())
+    if not error < TOLERANCE:
+        raise RuntimeError(f"{folder}: reloaded into the stock pipeline, the velocity is off by {error:.1e}")
+    return error
+
+
+@torch.no_grad()
+def _difference(policy: FlowPolicy, other: torch.nn.Module) -> float:
+    """Largest difference of velocity between the policy's denoiser and another one."""
+    noise = policy.noise([torch_generator(0, "export", row) for row in range(2)])
+    sigma = torch.tensor([0.9, 0.4], device=policy.device)
+    cond = policy.negative.expand(2)
+    own = policy.adapter.predict(noise, sigma, cond)
+    trained, policy.model = policy.model, other
+    try:
+        return (policy.adapter.predict(noise, sigma, cond) - own).abs().max().item()
+    finally:
+        policy.model = trained

@@ -1,0 +1,78 @@
+"""`summary.md` of a run: before and after, on the same prompts and noise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flowrl.core.evaluation import Evaluation, paired_difference
+from flowrl.core.prompts import PromptSet
+
+
+def subsets(prompts: PromptSet) -> dict[str, list[int]]:
+    """Rows of all prompts, of each category, and of those with a held-out combination, as far as there are any."""
+    found = {"all": list(range(len(prompts)))}
+    for category in dict.fromkeys(prompts.columns.get("category", [])):
+        found[str(category)] = [i for i, value in enumerate(prompts.columns["category"]) if value == category]
+    held_out = [i for i, value in enumerate(prompts.columns.get("held_out", [])) if value]
+    if held_out:
+        found["held-out combinations"] = held_out
+    return found
+
+
+def comparison_rows(prompts: PromptSet, before: Evaluation, after: Evaluation) -> list[dict[str, Any]]:
+    """One record for each reward and subset: means before and after, their difference and its standard error."""
+    records = []
+    for column, name in enumerate(before.names):
+        for subset, rows in subsets(prompts).items():
+            a, b = before.table[rows, column], after.table[rows, column]
+            difference, error = paired_difference(a, b)
+            records.append(
+                {
+                    "reward": name,
+                    "subset": subset,
+                    "n": len(rows),
+                    "before": a.nanmean().item(),
+                    "after": b.nanmean().item(),
+                    "difference": difference,
+                    "standard_error": error,
+                }
+            )
+    return records
+
+
+def write_summary(
+    path: Path,
+    *,
+    title: str,
+    records: list[dict[str, Any]],
+    diversity: tuple[float, float],
+    facts: Mapping[str, str],
+) -> None:
+    """Writes the page.
+
+    Args:
+        records: of `comparison_rows`.
+        diversity: before and after.
+        facts: settings and cost, in the order they are shown.
+    """
+    lines = [f"# {title}", "", "Same prompts and initial noise before and after.", ""]
+    for name in dict.fromkeys(record["reward"] for record in records):
+        lines += [f"## {name}", "", "| prompts | n | before | after | difference (standard error) |", "|---|--:|--:|--:|--:|"]
+        lines += [_row(record) for record in records if record["reward"] == name]
+        lines.append("")
+    lines += ["## Diversity", ""]
+    lines.append(
+        f"Mean pixel distance between two images of the same prompt: {diversity[0]:.4f} before, {diversity[1]:.4f} after."
+    )
+    lines += ["", "## Settings and cost", "", "| | |", "|---|---|"]
+    lines += [f"| {name} | {value} |" for name, value in facts.items()]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def _row(record: Mapping[str, Any]) -> str:
+    return (
+        f"| {record['subset']} | {record['n']} | {record['before']:.3f} | {record['after']:.3f} "
+        f"| {record['difference']:+.3f} ({record['standard_error']:.3f}) |"
+    )

@@ -1,0 +1,1 @@
+"""The embedded world: scenes of colored shapes, their captions, a renderer and an exact checker."""
