@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from .registry import Registry
+from importlib.resources import files
+from pathlib import Path
+
+from .errors import ConfigError
+from .registry import Registry, suggest
 
 METHODS = Registry(
     "method",
@@ -21,3 +25,49 @@ REWARDS = Registry(
         "shapes_partial": "flowrl.rewards.shapes:ShapesPartial",
     },
 )
+
+
+def find_config(name: str) -> Path:
+    """Path of a config file, or of a config that comes with flowrl.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    own = Path(str(files("flowrl.configs")))
+    for path in (Path(name), own / f"{name}.yaml", own / name):
+        if path.is_file():
+            return path
+    raise ConfigError(
+        f"no config {name!r}: not a file, and {suggest(name, [path.stem for path in own.glob('*.yaml')])}"
+    )
+
+
+def find_prompts(name: str) -> Path:
+    """Path of a prompt file, or of one that comes with flowrl.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    own = Path(str(files("flowrl.assets")))
+    for path in (Path(name), own / name):
+        if path.is_file():
+            return path
+    raise ConfigError(f"no prompt file {name!r}; {suggest(name, [f'prompts/{p.name}' for p in own.glob('prompts/*')])}")
+
+
+def find_model(name: str) -> str:
+    """A pipeline folder, the folder of a model that comes with flowrl, or else `name` itself (a hub id).
+
+    Raises:
+        ConfigError: `name` looks like a folder, and there is none.
+    """
+    own = Path(str(files("flowrl.assets")))
+    for path in (Path(name), own / name):
+        if (path / "model_index.json").is_file():
+            return str(path)
+    if Path(name).is_dir():
+        raise ConfigError(f"{name!r} is not a pipeline folder (no model_index.json in it)")
+    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+        known = [path.parent.name for path in own.glob("*/model_index.json")]
+        raise ConfigError(f"no model {name!r}: neither a folder nor a hub id, and {suggest(name, known)}")
+    return name

@@ -12,7 +12,8 @@ from rich.table import Table
 
 from flowrl import __version__
 from flowrl.catalog import METHODS, REWARDS
-from flowrl.config import ConfigError, check_files, load_config
+from flowrl.config import check_files, load_config
+from flowrl.errors import ConfigError, FlowrlError
 
 app = typer.Typer(
     help="Aligns diffusion and flow-matching models with rewards.",
@@ -185,9 +186,10 @@ def _choice(option: str, value: str, known: tuple[str, ...]) -> None:
 
 def main(arguments: list[str] | None = None) -> Any:
     """Entry point of the `flowrl` command."""
+    sys.path.append(str(Path.cwd()))  # rewards of one's own may lie in the working folder
     try:
         return app(arguments)
-    except (ConfigError, FileNotFoundError) as error:
+    except (FlowrlError, FileNotFoundError) as error:
         Console(stderr=True).print(f"[bold red]error[/] {error}", highlight=False, soft_wrap=True)
         raise SystemExit(2) from None
 

@@ -9,19 +9,15 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, ValidationError, model_validator
 
-from .catalog import METHODS, PIPELINES, REWARDS
+from .catalog import METHODS, PIPELINES, REWARDS, find_config, find_model, find_prompts
+from .errors import ConfigError
 from .registry import import_string, suggest
-
-
-class ConfigError(ValueError):
-    """A config that cannot be run; the message says what to change."""
 
 
 class Section(BaseModel):
@@ -292,20 +288,6 @@ def load_config(source: str | Path | dict[str, Any] | None = None, overrides: Se
         raise ConfigError("\n".join(_explain(item) for item in error.errors())) from None
 
 
-def find_config(name: str) -> Path:
-    """Path of a config file, or of a config that comes with flowrl.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    own = Path(str(files("flowrl.configs")))
-    for path in (Path(name), own / f"{name}.yaml", own / name):
-        if path.is_file():
-            return path
-    known = sorted(path.stem for path in own.glob("*.yaml"))
-    raise ConfigError(f"no config {name!r}: not a file, and {suggest(name, known)}")
-
-
 def _apply(tree: dict[str, Any], override: str) -> None:
     key, separator, text = override.removeprefix("--").partition("=")
     if not separator or not key:
@@ -369,28 +351,15 @@ def _suggest_key(name: str, known: list[str]) -> str:
     return f"did you mean {elsewhere[0]!r}?" if elsewhere else suggest(name, known)
 
 
-def data_file(name: str) -> Path:
-    """Path of a prompt file, or of one that comes with flowrl.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    own = Path(str(files("flowrl.assets")))
-    for path in (Path(name), own / name):
-        if path.is_file():
-            return path
-    known = sorted(str(path.relative_to(own)) for path in own.glob("prompts/*"))
-    raise ConfigError(f"no prompt file {name!r}; {suggest(name, known)}")
-
-
 def check_files(config: Config, *, resume: bool = False) -> None:
     """Checks all that a run touches on disk, before any model is loaded; creates nothing.
 
     Raises:
         ConfigError: a file is missing, or the output folder cannot be used.
     """
-    data_file(config.data.train)
-    data_file(config.data.eval)
+    find_prompts(config.data.train)
+    find_prompts(config.data.eval)
+    find_model(config.model.path)
     output = Path(config.output_dir)
     if resume:
         return
@@ -400,7 +369,7 @@ def check_files(config: Config, *, resume: bool = False) -> None:
             f"`flowrl train --resume {config.output_dir}`"
         )
     parent = next(folder for folder in (output, *output.absolute().parents) if folder.exists())
-    if not os.access(parent, os.W_OK):
-        raise ConfigError(f"output_dir={config.output_dir!r}: no permission to write in {str(parent)!r}")
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise ConfigError(f"output_dir={config.output_dir!r}: cannot write in {str(parent)!r}")
     if config.log.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise ConfigError("log.tensorboard=true needs the extra: pip install 'flowrl[tensorboard]'")

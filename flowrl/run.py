@@ -16,8 +16,8 @@ import yaml
 from accelerate import Accelerator
 from PIL import Image
 
-from flowrl.catalog import PIPELINES
-from flowrl.config import Config, ConfigError, RewardSection, check_files, data_file, load_config
+from flowrl.catalog import PIPELINES, find_prompts
+from flowrl.config import Config, RewardSection, check_files, load_config
 from flowrl.core.checkpoint import list_checkpoints, load_checkpoint
 from flowrl.core.evaluation import Evaluation
 from flowrl.core.evaluation import evaluate as evaluate_prompts
@@ -26,6 +26,7 @@ from flowrl.core.random import torch_generator
 from flowrl.core.scoring import Scorer
 from flowrl.core.tracking import MetricsFile, TensorBoard, read_metrics
 from flowrl.core.trainer import Settings, Trainer
+from flowrl.errors import ConfigError
 from flowrl.flow.policy import FlowPolicy, to_pil
 from flowrl.report.figures import curves, image_grid, save_atomically
 from flowrl.report.progress import RunProgress
@@ -112,7 +113,7 @@ def load_run_config(run: str | Path) -> Config:
 
 def eval_prompts(config: Config) -> PromptSet:
     """The prompts that a config is judged on."""
-    prompts = read_prompts(data_file(config.data.eval))
+    prompts = read_prompts(find_prompts(config.data.eval))
     return prompts.rows(list(range(min(len(prompts), config.eval.num_prompts or len(prompts)))))
 
 
@@ -139,9 +140,7 @@ def evaluate_policy(
         return to_pil(images), images
 
     scorer = Scorer(build_rewards(config.eval_rewards if rewards is None else rewards))
-    return evaluate_prompts(
-        sample, prompts, scorer, accelerator, batch_size=config.eval.batch_size, weights=weights
-    )
+    return evaluate_prompts(sample, prompts, scorer, accelerator, batch_size=config.eval.batch_size, weights=weights)
 
 
 def evaluate(run: str | Path, *, weights: str = "auto", **overrides: Any) -> tuple[PromptSet, Evaluation]:
@@ -178,7 +177,7 @@ class _Judge:
         return result
 
     def grid(self, trainer: Trainer) -> None:
-        """The same prompts and noise each time; green frames where the strict reward is 1."""
+        """A picture of the first eval prompts, with the same noise each time."""
         if not self.accelerator.is_main_process:
             return
         rows = list(range(min(_NUM_GRID_IMAGES, len(self.prompts))))
@@ -216,7 +215,7 @@ def train(source: Any = None, overrides: Sequence[str] = (), *, resume: str | Pa
     accelerator = _accelerator(config)
     torch.set_float32_matmul_precision("high")
     started = time.monotonic()
-    train_prompts = read_prompts(data_file(config.data.train))
+    train_prompts = read_prompts(find_prompts(config.data.train))
     judge_prompts = eval_prompts(config)
     scorer = Scorer(build_rewards(config.rewards))
     policy = build_policy(config, train_prompts, accelerator.device)
@@ -269,9 +268,9 @@ class _Run:
         if resuming:
             trainer.resume()
             self.say(f"resuming {folder} after iteration {trainer.iteration}")
-        last = trainer.iteration if resuming else None
-        self.metrics = MetricsFile(folder / "metrics.jsonl", last_iteration=last) if self.main else None
-        self.timing = MetricsFile(folder / "timing.jsonl", last_iteration=last) if self.main else None
+        keep = self._known_at_checkpoint if resuming else None
+        self.metrics = MetricsFile(folder / "metrics.jsonl", keep=keep) if self.main else None
+        self.timing = MetricsFile(folder / "timing.jsonl", keep=keep) if self.main else None
         self.board = TensorBoard(folder / "tensorboard") if self.main and self.config.log.tensorboard else None
         self.judge = _Judge(self.config, self.policy, self.prompts, self.accelerator, folder, self.metrics)
         before = self._before()
@@ -283,6 +282,11 @@ class _Run:
             self._finish(before, after)
         self.accelerator.wait_for_everyone()
         return folder
+
+    def _known_at_checkpoint(self, record: dict[str, Any]) -> bool:
+        """Whether a record is older than the checkpoint that is resumed from; the last evaluation is younger."""
+        last_evaluation = record["iteration"] == self.config.iterations and "eval_n" in record
+        return record["iteration"] <= self.trainer.iteration and not last_evaluation
 
     def say(self, text: str) -> None:
         if self.main:
@@ -297,11 +301,11 @@ class _Run:
         self.judge.grid(self.trainer)
         result = self.judge.evaluate(self.trainer)
         self.say("before: " + _means(result))
-        self.trainer.save()
         if self.main:
             kept = {name: getattr(result, name) for name in ("names", "table", "weights", "diversity")}
             torch.save(kept, path.with_suffix(".partial"))
             path.with_suffix(".partial").replace(path)
+        self.trainer.save()
         return result
 
     def _after_iteration(

@@ -8,13 +8,15 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, ClassVar
 
+import diffusers
 import torch
+import transformers
 from torch import nn
 
 
@@ -36,10 +38,12 @@ class Conditioning:
         return Conditioning({name: value.expand(num_rows, *value.shape[1:]) for name, value in self.tensors.items()})
 
     def to(self, device: torch.device | str) -> Conditioning:
+        """On another device."""
         return Conditioning({name: value.to(device) for name, value in self.tensors.items()})
 
     @staticmethod
     def concatenate(parts: Sequence[Conditioning]) -> Conditioning:
+        """All rows of several, in order."""
         return Conditioning({name: torch.cat([part.tensors[name] for part in parts]) for name in parts[0].tensors})
 
     def fingerprint(self) -> str:
@@ -119,20 +123,18 @@ class PipelineAdapter(ABC):
         return uncond + guidance_scale * (with_text - uncond)
 
 
-def resolve_model(path: str) -> str:
-    """A folder, the name of a model that comes with flowrl, or else `path` itself (a hub id).
-
-    Raises:
-        ValueError: `path` looks like a folder and does not exist.
-    """
-    own = files("flowrl.assets").joinpath(path)
-    if Path(path).is_dir():
-        return path
-    if own.joinpath("model_index.json").is_file():
-        return str(own)
-    if path.startswith((".", "/", "~")) or path.count("/") != 1:
-        raise ValueError(f"no model at {path!r}: neither a folder, nor a model that comes with flowrl, nor a hub id")
-    return path
+@contextmanager
+def quiet_loading() -> Iterator[None]:
+    """Without the progress bars of diffusers and transformers, whose settings are put back afterwards."""
+    libraries = (diffusers.utils.logging, transformers.utils.logging)
+    shown = [library for library in libraries if library.is_progress_bar_enabled()]
+    for library in shown:
+        library.disable_progress_bar()
+    try:
+        yield
+    finally:
+        for library in shown:
+            library.enable_progress_bar()
 
 
 def absent_components(path: str) -> dict[str, None]:
@@ -169,7 +171,9 @@ def check_pipeline(adapter: PipelineAdapter) -> dict[str, float]:
     sigma = torch.tensor([0.7, 0.3])
     with torch.no_grad():
         both = adapter.velocity(x, sigma, cond)
-        single = torch.cat([adapter.velocity(x[i : i + 1], sigma[i : i + 1], cond.rows(torch.tensor([i]))) for i in (0, 1)])
+        single = torch.cat(
+            [adapter.velocity(x[i : i + 1], sigma[i : i + 1], cond.rows(torch.tensor([i]))) for i in (0, 1)]
+        )
         guided = adapter.velocity(x, sigma, cond, negative, 3.0)
         plain = adapter.velocity(x, sigma, negative.expand(2))
     require(both.shape == x.shape, f"velocity has shape {tuple(both.shape)}, latents {tuple(x.shape)}")

@@ -10,7 +10,9 @@ from diffusers import FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
 from peft.utils import get_peft_model_state_dict
 from torch import nn
 
-from .base import Conditioning, PipelineAdapter, absent_components, resolve_model
+from flowrl.catalog import find_model
+
+from .base import Conditioning, PipelineAdapter, absent_components, quiet_loading
 
 
 class SD3Adapter(PipelineAdapter):
@@ -53,8 +55,9 @@ class SD3Adapter(PipelineAdapter):
 
     @classmethod
     def load(cls, path: str, *, dtype: torch.dtype = torch.float32, **options: Any) -> SD3Adapter:
-        path = resolve_model(path)
-        pipe = StableDiffusion3Pipeline.from_pretrained(path, torch_dtype=dtype, **absent_components(path))
+        path = find_model(path)
+        with quiet_loading():
+            pipe = StableDiffusion3Pipeline.from_pretrained(path, dtype=dtype, **absent_components(path))
         return cls(pipe, **options)
 
     @property

@@ -46,7 +46,7 @@ def build_rewards(sections: Sequence[_Section]) -> list[Reward]:
 
 
 def reward_status(name: str) -> str:
-    """"ok", or why a registered reward cannot be used here."""
+    """ "ok", or why a registered reward cannot be used here."""
     try:
         REWARDS.load(name)
     except ImportError as error:

@@ -41,7 +41,8 @@ def group_advantages(
     """
     if rewards.ndim not in (1, 2) or group_ids.shape != rewards.shape[:1]:
         raise ValueError(
-            f"expected rewards (N,) or (N, U) and group_ids (N,), got {tuple(rewards.shape)} and {tuple(group_ids.shape)}"
+            "expected rewards (N,) or (N, U) and group_ids (N,), "
+            f"got {tuple(rewards.shape)} and {tuple(group_ids.shape)}"
         )
     if scale not in SCALES:
         raise ValueError(f"unknown scale {scale!r}; known: {', '.join(SCALES)}")

@@ -14,7 +14,12 @@ _STATE = "state.pt"
 
 
 def save_checkpoint(
-    folder: Path, iteration: int, weights: Mapping[str, Mapping[str, torch.Tensor]], state: Mapping[str, Any], *, keep: int
+    folder: Path,
+    iteration: int,
+    weights: Mapping[str, Mapping[str, torch.Tensor]],
+    state: Mapping[str, Any],
+    *,
+    keep: int,
 ) -> Path:
     """Writes `folder/<iteration>`, built beside it and renamed last, then deletes all but the newest `keep`.
 

@@ -14,9 +14,7 @@ from typing import Any
 
 import torch
 
-
-class RewardError(RuntimeError):
-    """A reward broke its contract; the message names it."""
+from flowrl.errors import RewardError
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,9 @@ class Reward:
     weight: float = 1.0
 
 
-def call_reward(reward: Reward, prompts: list[str], completions: list[Any], columns: dict[str, list[Any]]) -> list[float]:
+def call_reward(
+    reward: Reward, prompts: list[str], completions: list[Any], columns: dict[str, list[Any]]
+) -> list[float]:
     """Scores of one reward, NaN where it gives none.
 
     Raises:
@@ -64,11 +64,10 @@ class Scorer:
 
     @property
     def names(self) -> list[str]:
+        """Names of the columns."""
         return [reward.name for reward in self.rewards]
 
-    def submit(
-        self, prompts: list[str], completions: list[Any], columns: dict[str, list[Any]]
-    ) -> Future[torch.Tensor]:
+    def submit(self, prompts: list[str], completions: list[Any], columns: dict[str, list[Any]]) -> Future[torch.Tensor]:
         """Future of the table `(n, R)` float64."""
         future: Future[torch.Tensor] = Future()
         table = [call_reward(reward, prompts, completions, columns) for reward in self.rewards]
@@ -88,7 +87,9 @@ def weighted_sum(table: torch.Tensor, weights: Sequence[float]) -> torch.Tensor:
     return table[:, used] @ torch.tensor([weights[column] for column in used], dtype=table.dtype)
 
 
-def check_reward(function: Callable[..., Any], completions: list[Any], prompts: list[str], **columns: Any) -> list[float]:
+def check_reward(
+    function: Callable[..., Any], completions: list[Any], prompts: list[str], **columns: Any
+) -> list[float]:
     """Runs the contract on a reward of yours and returns its scores.
 
     Raises:

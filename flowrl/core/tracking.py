@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,11 @@ class MetricsFile:
     runs can be compared byte for byte.
     """
 
-    def __init__(self, path: Path, *, last_iteration: int | None = None):
-        """Opens the file; when resuming, drops records after `last_iteration`."""
+    def __init__(self, path: Path, *, keep: Callable[[dict[str, Any]], bool] | None = None):
+        """Opens the file; when resuming, drops the records that `keep` refuses."""
         self.path = path
-        if last_iteration is not None:
-            kept = [record for record in read_metrics(path) if record["iteration"] <= last_iteration]
+        if keep is not None:
+            kept = [record for record in read_metrics(path) if keep(record)]
             partial = path.with_suffix(".partial")
             partial.write_text("".join(_line(record) for record in kept))
             partial.replace(path)

@@ -22,7 +22,7 @@ from .ema import EMA
 from .groups import iteration_ids
 from .policy import Method, Policy, Rollout
 from .prompts import PromptSet
-from .random import torch_generator
+from .random import numpy_generator, torch_generator
 from .scoring import Scorer, weighted_sum
 from .types import SampleIds
 
@@ -86,17 +86,19 @@ class Trainer:
             eps=settings.eps,
             weight_decay=settings.weight_decay,
         )
-        self.scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, self._learning_rate_factor)
+        self.num_steps = 0  # optimizer steps so far, those skipped for a bad gradient included
         self.ema = EMA(self.parameters.items(), settings.ema_decay) if settings.ema_decay else None
         policy.model, self.optimizer = accelerator.prepare(policy.model, optimizer)
 
-    def _learning_rate_factor(self, step: int) -> float:
+    def learning_rate(self, step: int) -> float:
+        """Learning rate of the optimizer step number `step`, from 0."""
         s = self.settings
         total = s.iterations * s.updates_per_rollout * s.epochs_per_rollout
         if step < s.warmup_steps:
-            return (step + 1) / (s.warmup_steps + 1)
+            return s.learning_rate * (step + 1) / (s.warmup_steps + 1)
         done = min(1.0, (step - s.warmup_steps) / max(1, total - s.warmup_steps))
-        return {"constant": 1.0, "linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * done))}[s.schedule]
+        factors = {"constant": 1.0, "linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * done))}
+        return s.learning_rate * factors[s.schedule]
 
     # the loop
 
@@ -116,8 +118,7 @@ class Trainer:
         ids = iteration_ids(
             s.seed, self.iteration, num_rows=len(self.prompts), num_prompts=s.num_prompts, group_size=s.group_size
         )
-        rng = torch_generator(s.seed, "plan", self.iteration).initial_seed()
-        plan = self.method.plan(s.num_inference_steps, _numpy_rng(rng))
+        plan = self.method.plan(s.num_inference_steps, numpy_generator(s.seed, "plan", self.iteration))
         mine = shard(len(ids), self.accelerator.process_index, self.accelerator.num_processes)
         rollout, table = self._sample(ids[mine], plan)
         table = gather_rows(self.accelerator, table, len(ids))
@@ -157,11 +158,18 @@ class Trainer:
         moved = sum((p.detach() - b).square().sum() for p, b in zip(self.parameters.values(), before, strict=True))
         norm = sum(b.square().sum() for b in before)
         log.add("update_to_weight", math.sqrt(float(moved) / max(float(norm), 1e-30)))
-        log.add("learning_rate", self.scheduler.get_last_lr()[0])
+        log.add("learning_rate", self.learning_rate(self.num_steps - 1))
         return log.result()
 
     def _step(
-        self, rollout: Rollout, advantages: torch.Tensor, rows: torch.Tensor, num_pairs: int, log: _Averages, *, first: bool
+        self,
+        rollout: Rollout,
+        advantages: torch.Tensor,
+        rows: torch.Tensor,
+        num_pairs: int,
+        log: _Averages,
+        *,
+        first: bool,
     ) -> None:
         """One optimizer step on the samples `rows`; `num_pairs` counts the (sample, unit) pairs of all ranks."""
         batches, size = self._micro_batches(rows, advantages, rollout.num_units)
@@ -200,16 +208,18 @@ class Trainer:
         return batches, int(counts.max())
 
     def _apply(self, log: _Averages, *, any_batch: bool) -> None:
-        """Clips and steps, unless the gradient is not finite; schedule and EMA always count the step."""
+        """Clips and steps, unless the gradient is not finite; schedule and EMA count the step in any case."""
         if any_batch:
             norm = float(self.accelerator.clip_grad_norm_(self.parameters.values(), self.settings.max_grad_norm))
             log.add("grad_norm", norm)
             if math.isfinite(norm):
+                for group in self.optimizer.param_groups:
+                    group["lr"] = self.learning_rate(self.num_steps)
                 self.optimizer.step()
             else:
                 logger.warning("iteration %d: gradient is not finite, optimizer step skipped", self.iteration + 1)
                 log.add("skipped_steps", 1.0)
-        self.scheduler.step()
+        self.num_steps += 1
         if self.ema:
             self.ema.update()
 
@@ -244,7 +254,7 @@ class Trainer:
         if not self.accelerator.is_main_process:
             return
         weights: dict[str, Any] = {"policy": self.parameters}
-        state: dict[str, Any] = {"optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict()}
+        state: dict[str, Any] = {"optimizer": self.optimizer.state_dict(), "num_steps": self.num_steps}
         if self.ema:
             weights["ema"] = self.ema.shadow
             state["ema_updates"] = self.ema.num_updates
@@ -267,8 +277,7 @@ class Trainer:
             _copy_into(self.ema.shadow, weights["ema"], str(checkpoints[-1]))
             self.ema.num_updates = state["ema_updates"]
         self.optimizer.load_state_dict(state["optimizer"])
-        self.scheduler.load_state_dict(state["scheduler"])
-        self.iteration = state["iteration"]
+        self.iteration, self.num_steps = state["iteration"], state["num_steps"]
 
 
 @torch.no_grad()
@@ -278,12 +287,6 @@ def _copy_into(targets: dict[str, Any], values: dict[str, torch.Tensor], where: 
         raise ValueError(f"{where} holds other parameters than the run trains, for instance {different[0]!r}")
     for name, target in targets.items():
         target.copy_(values[name])
-
-
-def _numpy_rng(seed: int) -> Any:
-    import numpy as np
-
-    return np.random.default_rng(seed)
 
 
 def _nan_std(values: torch.Tensor) -> float:

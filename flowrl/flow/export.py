@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 from diffusers import DiffusionPipeline
 
+from flowrl.catalog import find_model
 from flowrl.core.random import torch_generator
-from flowrl.pipelines.base import absent_components, resolve_model
+from flowrl.pipelines.base import absent_components, quiet_loading
 
 from .policy import FlowPolicy
 
@@ -28,15 +29,17 @@ def export_policy(policy: FlowPolicy, base: str, folder: Path) -> float:
         RuntimeError: that difference is too large; the export cannot be trusted.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    model, path = policy.model, resolve_model(base)
-    stock = DiffusionPipeline.from_pretrained(path, torch_dtype=next(model.parameters()).dtype, **absent_components(path))
-    if policy.is_lora:
-        policy.adapter.save_lora(folder)
-        stock.load_lora_weights(str(folder))
-        denoiser = stock.transformer
-    else:
-        model.save_pretrained(folder)
-        denoiser = type(model).from_pretrained(folder, torch_dtype=next(model.parameters()).dtype)
+    dtype = next(policy.model.parameters()).dtype
+    with quiet_loading():
+        if policy.is_lora:
+            path = find_model(base)
+            stock = DiffusionPipeline.from_pretrained(path, dtype=dtype, **absent_components(path))
+            policy.adapter.save_lora(folder)
+            stock.load_lora_weights(str(folder))
+            denoiser = stock.transformer
+        else:
+            policy.model.save_pretrained(folder)
+            denoiser = type(policy.model).from_pretrained(folder, dtype=dtype)
     error = _difference(policy, denoiser.to(policy.device).eval())
     if not error < TOLERANCE:
         raise RuntimeError(f"{folder}: reloaded into the stock pipeline, the velocity is off by {error:.1e}")

@@ -50,9 +50,11 @@ class FlowRollout:
 
     @property
     def num_units(self) -> int:
+        """Trained steps."""
         return self.trajectory.log_prob.shape[1]
 
     def pick(self, rows: torch.Tensor, units: torch.Tensor, advantages: torch.Tensor) -> UnitBatch:
+        """The stored transitions `(rows[i], units[i])`."""
         t = self.trajectory
         inputs = Units(
             x=t.states[rows, t.before[units]].float(),
@@ -118,6 +120,7 @@ class FlowPolicy:
 
     @property
     def model(self) -> nn.Module:
+        """The denoiser."""
         return self.adapter.denoiser
 
     @model.setter
@@ -162,6 +165,7 @@ class FlowPolicy:
             parameter.data = parameter.data.float()
 
     def trainable_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Names and parameters that the optimizer moves."""
         return ((name, value) for name, value in self.model.named_parameters() if value.requires_grad)
 
     @contextmanager
@@ -228,7 +232,9 @@ class FlowPolicy:
             for field in fields(Trajectory)
             if field.name in ("latents", "states", "log_prob") or (field.name == "mean" and first.mean is not None)
         }
-        ids = SampleIds(*(torch.cat([getattr(r.ids, name) for r in rollouts]) for name in ("sample", "group", "prompt")))
+        ids = SampleIds(
+            *(torch.cat([getattr(r.ids, name) for r in rollouts]) for name in ("sample", "group", "prompt"))
+        )
         images = [image for rollout in rollouts for image in rollout.completions]
         return FlowRollout(ids, images, replace(first, **per_sample), rollouts[0].metrics)
 

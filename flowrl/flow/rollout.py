@@ -80,9 +80,7 @@ def integrate(
             states.append(x.to(storage_dtype))
         sigma, sigma_next = (grid[i].to(device).expand(len(x)) for i in (step, step + 1))
         kernel = transition if level > 0 else ode_step
-        mean, std = kernel(
-            x, velocity(x, sigma), sigma, sigma_next, torch.full_like(sigma, level), top.expand(len(x))
-        )
+        mean, std = kernel(x, velocity(x, sigma), sigma, sigma_next, torch.full_like(sigma, level), top.expand(len(x)))
         x = mean
         if level > 0:
             z = torch.stack([torch.randn(x.shape[1:], generator=generator) for generator in generators]).to(device)

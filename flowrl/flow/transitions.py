@@ -74,7 +74,9 @@ def cps(
     """Coefficients-preserving sampling (arXiv 2509.05952): exactly sigma_next of noise after every step.
 
     std = sigma_next sin(pi a / 2); mean = (1 - sigma_next) x0_hat + sqrt(sigma_next^2 - std^2) eps_hat. The step to
-    sigma 0 is deterministic.
+    sigma 0 is deterministic. What is kept is the amount of noise, not the marginal: the fresh noise is independent of
+    the sample, so at a fixed a samples lose some spread however small the steps; they do not where a falls with the
+    square root of the step.
     """
     std = sigma_next * (math.pi / 2 * noise_level).sin()
     kept = (sigma_next.square() - std.square()).clamp(min=0).sqrt()

@@ -8,11 +8,16 @@ from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
 
-_PAPER, _INK = (255, 255, 255), (40, 40, 46)
+_PAPER, _INK, _FRAME = (255, 255, 255), (40, 40, 46), (205, 205, 210)
 
 
 def image_grid(
-    images: Sequence[Image.Image], captions: Sequence[str], *, columns: int = 6, tile: int = 160, marks: Sequence[bool] | None = None
+    images: Sequence[Image.Image],
+    captions: Sequence[str],
+    *,
+    columns: int = 6,
+    tile: int = 160,
+    marks: Sequence[bool] | None = None,
 ) -> Image.Image:
     """Images in rows, each enlarged to `tile` pixels without smoothing, its caption below it.
 
@@ -30,7 +35,10 @@ def image_grid(
         y = gap + index // columns * (tile + text_height + gap)
         color = (205, 205, 210) if marks is None else (40, 160, 70) if marks[index] else (222, 45, 45)
         draw.rectangle((x - 3, y - 3, x + tile + 2, y + tile + 2), fill=color)
-        page.paste(image.resize((tile, tile), Image.Resampling.NEAREST if image.width < tile else Image.Resampling.LANCZOS), (x, y))
+        page.paste(
+            image.resize((tile, tile), Image.Resampling.NEAREST if image.width < tile else Image.Resampling.LANCZOS),
+            (x, y),
+        )
         draw.multiline_text((x, y + tile + 6), _wrap(caption, font, tile), fill=_INK, font=font, spacing=1)
     return page
 

@@ -59,12 +59,18 @@ def write_summary(
     """
     lines = [f"# {title}", "", "Same prompts and initial noise before and after.", ""]
     for name in dict.fromkeys(record["reward"] for record in records):
-        lines += [f"## {name}", "", "| prompts | n | before | after | difference (standard error) |", "|---|--:|--:|--:|--:|"]
+        lines += [
+            f"## {name}",
+            "",
+            "| prompts | n | before | after | difference (standard error) |",
+            "|---|--:|--:|--:|--:|",
+        ]
         lines += [_row(record) for record in records if record["reward"] == name]
         lines.append("")
     lines += ["## Diversity", ""]
     lines.append(
-        f"Mean pixel distance between two images of the same prompt: {diversity[0]:.4f} before, {diversity[1]:.4f} after."
+        f"Mean pixel distance between two images of the same prompt: {diversity[0]:.4f} before, "
+        f"{diversity[1]:.4f} after."
     )
     lines += ["", "## Settings and cost", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {value} |" for name, value in facts.items()]

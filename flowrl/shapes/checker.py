@@ -40,9 +40,11 @@ class Reading:
     num_unknown: int = 0
 
     def count(self, shape: str, color: str | None = None) -> int:
+        """How many objects have this shape, and this color if one is given."""
         return len(self.find(shape, color))
 
     def find(self, shape: str, color: str | None = None) -> list[Placed]:
+        """The objects of this shape, and of this color if one is given."""
         return [item for item in self.objects if item.shape == shape and color in (None, item.color)]
 
 

@@ -60,6 +60,7 @@ class Stage:
         self._clock = time.monotonic()
 
     def update(self, loss: torch.Tensor, step: int, ema_decay: float = 0.998) -> None:
+        """One optimizer step, and one of the average of the weights."""
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(self.modules.parameters(), 1.0)
@@ -71,6 +72,7 @@ class Stage:
                 self.ema[name].lerp_(value, 1 - decay) if value.is_floating_point() else self.ema[name].copy_(value)
 
     def save(self, step: int) -> None:
+        """Writes the checkpoint beside its place and renames it."""
         now = time.monotonic()
         self.seconds += now - self._clock
         self._clock = now
@@ -87,6 +89,7 @@ class Stage:
         partial.rename(self.path)
 
     def log(self, **record: Any) -> None:
+        """Appends a line to the log and prints it."""
         with self.log_path.open("a") as file:
             file.write(json.dumps(record) + "\n")
         print(record, flush=True)
@@ -114,7 +117,9 @@ def train_vae(pipe: StableDiffusion3Pipeline, work: Path, steps: int, seed: int)
     with torch.no_grad():
         latents = torch.cat([vae.encode(part).latent_dist.mode() for part in pixels.split(100)])
         decoded = torch.cat([vae.decode(part).sample for part in latents.split(100)])
-    vae.register_to_config(shift_factor=round(latents.mean().item(), 4), scaling_factor=round(1 / latents.std().item(), 4))
+    vae.register_to_config(
+        shift_factor=round(latents.mean().item(), 4), scaling_factor=round(1 / latents.std().item(), 4)
+    )
     strict = check_images(_to_uint8(decoded), specs)[0].mean()
     stage.log(step=steps, strict_after_reconstruction=strict, seconds=stage.seconds)
     return stage.seconds
@@ -125,7 +130,9 @@ def _to_uint8(pixels: torch.Tensor) -> np.ndarray:
 
 
 @torch.no_grad()
-def encode_dataset(pipe: StableDiffusion3Pipeline, work: Path, size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+def encode_dataset(
+    pipe: StableDiffusion3Pipeline, work: Path, size: int, seed: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Latents `(size, 8, 8, 8)` and caption tokens `(size, MAX_TOKENS)` of drawn scenes, cached in `work`."""
     path = work / "latents.pt"
     if path.exists():

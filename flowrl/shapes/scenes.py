@@ -60,6 +60,7 @@ class Spec:
 
     @property
     def caption(self) -> str:
+        """The text; `parse` reads it back."""
         return f" {self.relation or 'and'} ".join(str(group) for group in self.groups)
 
     @property
@@ -76,6 +77,7 @@ class Spec:
 
     @property
     def num_objects(self) -> int:
+        """Objects in all groups together."""
         return sum(group.count for group in self.groups)
 
 
@@ -91,6 +93,7 @@ class Placed:
 
     @property
     def half_extents(self) -> tuple[float, float]:
+        """Half width and half height of the bounding box."""
         half_x, half_y = HALF_EXTENTS[self.shape]
         return half_x * self.size, half_y * self.size
 

@@ -44,9 +44,11 @@ class FlowGRPO(MethodConfig):
 
     @property
     def needs_reference(self) -> bool:
+        """Only the KL term asks for the reference."""
         return self.beta > 0
 
     def problems(self, num_steps: int) -> list[str]:
+        """Noise level 0, or too few steps."""
         if self.noise_level == 0:
             return [
                 f"method.noise_level=0 makes every step deterministic, but method.name={self.name} learns from the "

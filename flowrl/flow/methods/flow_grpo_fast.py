@@ -33,15 +33,19 @@ class FlowGRPOFast(FlowGRPO):
         return self.window_range or (0, max(num_steps // 2, self.window_size))
 
     def problems(self, num_steps: int) -> list[str]:
+        """Those of Flow-GRPO, or a window that leaves the schedule."""
         first, end = self._bounds(num_steps)
         found = super().problems(num_steps)
         if first < 0 or end > num_steps - 1:
             found.append(
-                f"method.window_range=[{first}, {end}] leaves the schedule: with rollout.num_inference_steps={num_steps} "
-                f"the stochastic steps are 0..{num_steps - 2}, so it must lie within [0, {num_steps - 1}]"
+                f"method.window_range=[{first}, {end}] leaves the schedule: with "
+                f"rollout.num_inference_steps={num_steps} the stochastic steps are 0..{num_steps - 2}, so it must lie "
+                f"within [0, {num_steps - 1}]"
             )
         elif end - first < self.window_size:
-            found.append(f"method.window_size={self.window_size} does not fit into method.window_range=[{first}, {end}]")
+            found.append(
+                f"method.window_size={self.window_size} does not fit into method.window_range=[{first}, {end}]"
+            )
         return found
 
     def plan(self, num_steps: int, rng: np.random.Generator) -> StepPlan:

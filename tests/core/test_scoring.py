@@ -1,0 +1,56 @@
+import math
+
+import pytest
+import torch
+
+from flowrl.core.scoring import Reward, Scorer, call_reward, check_reward, weighted_sum
+from flowrl.errors import RewardError
+
+
+def length(prompts, completions, **columns):
+    return [len(completion) for completion in completions]
+
+
+def test_table_has_a_column_for_each_reward_and_sees_the_columns_of_the_file():
+    def target(prompts, completions, wanted, **columns):
+        return [float(completion == want) for completion, want in zip(completions, wanted, strict=True)]
+
+    scorer = Scorer([Reward("length", length), Reward("target", target, 0.0)])
+    table = scorer.submit(["p", "q"], ["a", "bcd"], {"wanted": ["a", "x"], "other": [1, 2]}).result()
+    assert table.tolist() == [[1, 1], [3, 0]]
+    assert scorer.names == ["length", "target"]
+
+
+def test_no_score_is_nan_and_never_zero():
+    reward = Reward("r", lambda **_: [None, math.nan, math.inf, 2])
+    assert [str(score) for score in call_reward(reward, ["p"] * 4, ["c"] * 4, {})] == ["nan", "nan", "nan", "2.0"]
+
+
+def test_failures_name_the_reward():
+    def broken(**_):
+        raise KeyError("scene")
+
+    with pytest.raises(RewardError, match="reward 'mine' failed: KeyError: 'scene'"):
+        call_reward(Reward("mine", broken), ["p"], ["c"], {})
+    with pytest.raises(RewardError, match="returned 1 scores for 4 completions"):
+        call_reward(Reward("mine", lambda **_: [1.0]), ["p"] * 4, ["c"] * 4, {})
+    with pytest.raises(RewardError, match="returned 'good' for prompt 'q'"):
+        call_reward(Reward("mine", lambda **_: [1.0, "good"]), ["p", "q"], ["c"] * 2, {})
+
+
+def test_weighted_sum_ignores_columns_that_only_monitor():
+    table = torch.tensor([[1.0, 2.0, math.nan], [math.nan, 1.0, 1.0], [3.0, 4.0, 5.0]], dtype=torch.float64)
+    found = weighted_sum(table, [2.0, -1.0, 0.0])
+    assert found[0] == 0
+    assert found[1].isnan()
+    assert found[2] == 2
+    with pytest.raises(ValueError, match="3 reward columns, 2 weights"):
+        weighted_sum(table, [1.0, 1.0])
+
+
+def test_check_reward():
+    assert check_reward(length, ["a", "bb"], ["p", "q"]) == [1, 2]
+    with pytest.raises(RewardError, match="unexpected keyword"):
+        check_reward(lambda prompts, completions: [0.0, 0.0], ["a", "b"], ["p", "q"])
+    with pytest.raises(RewardError, match="when the order changed"):
+        check_reward(lambda completions, **_: range(len(completions)), ["a", "b"], ["p", "q"])

@@ -1,0 +1,204 @@
+"""The command line as a user meets it: run as a process."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+SMALL = [
+    "iterations=4",
+    "rollout.num_prompts=2",
+    "rollout.group_size=4",
+    "rollout.num_inference_steps=4",
+    "method.window_range=[0,3]",
+    "method.window_size=2",
+    "optimizer.updates_per_rollout=2",
+    "eval.num_prompts=12",
+    "eval.num_inference_steps=4",
+    "log.grid_every=2",
+    "log.checkpoint_every=1",
+]
+
+
+def flowrl(*arguments, timeout=240, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "flowrl.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"},
+        **options,
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run with a LoRA and an average of the weights."""
+    folder = tmp_path_factory.mktemp("runs") / "lora"
+    extra = ["model.lora.rank=4", "optimizer.ema_decay=0.9", "log.tensorboard=true", f"output_dir={folder}"]
+    result = flowrl("train", *SMALL, *extra)
+    assert result.returncode == 0, result.stderr
+    return folder, result.stdout
+
+
+def test_a_run_leaves_what_the_readme_promises(finished):
+    folder, output = finished
+    assert "iteration 4/4" in output
+    assert "before: shapes_partial" in output
+    assert "after:  shapes_partial" in output
+    assert "\x1b" not in output, "no control characters where there is no terminal"
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert {
+        "config.yaml",
+        "metrics.jsonl",
+        "timing.jsonl",
+        "summary.md",
+        "summary.json",
+        "curves.png",
+        "samples/000000.png",
+        "samples/000004.png",
+        "export/pytorch_lora_weights.safetensors",
+        "checkpoints/000004/policy.safetensors",
+        "checkpoints/000004/ema.safetensors",
+    } <= names
+    assert any(name.startswith("tensorboard/") for name in names)
+    assert not [name for name in names if "partial" in name]
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [r["iteration"] for r in records] == [0, 1, 2, 3, 4, 4]
+    assert all(r["ratio_deviation_first"] < 1e-4 for r in records if "ratio_deviation_first" in r)
+    summary = (folder / "summary.md").read_text()
+    assert "| all | 12 |" in summary
+    assert "reloaded into the stock pipeline" in summary
+
+
+def test_the_resolved_config_runs_again(finished):
+    config = yaml.safe_load((finished[0] / "config.yaml").read_text())
+    assert config["model"]["lora"]["rank"] == 4
+    assert config["method"]["clip_range"] > 0
+
+
+def test_eval_repeats_the_run_s_own_figures(finished):
+    folder, _ = finished
+    summary = json.loads((folder / "summary.json").read_text())
+    wanted = {
+        (r["reward"], w): r[k]
+        for r in summary
+        if r["subset"] == "all"
+        for k, w in [("before", "base"), ("after", "ema")]
+    }
+    for weights in ("base", "ema"):
+        result = flowrl("eval", folder, "--weights", weights)
+        assert result.returncode == 0, result.stderr
+        row = next(line for line in result.stdout.splitlines() if " all " in line)
+        for name in ("shapes_partial", "shapes_strict"):
+            assert f"{wanted[name, weights]:.3f}" in row
+
+
+def test_sample_writes_a_picture(finished, tmp_path):
+    out = tmp_path / "grid.png"
+    result = flowrl("sample", "a red circle", "three squares", "--run", finished[0], "--out", out, "--steps", 4)
+    assert result.returncode == 0, result.stderr
+    assert out.stat().st_size > 1000
+
+
+def weights_of(folder):
+    newest = max((folder / "checkpoints").iterdir())
+    return load_file(newest / "policy.safetensors")
+
+
+@pytest.mark.parametrize("lora", [True, False])
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path, lora):
+    extra = ["optimizer.ema_decay=0.9", "optimizer.schedule=cosine", *(["model.lora.rank=4"] if lora else [])]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert flowrl("train", *SMALL, *extra, f"output_dir={whole}").returncode == 0
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flowrl.cli", "train", *SMALL, *extra, f"output_dir={killed}"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    deadline = time.monotonic() + 200
+    while not (killed / "checkpoints" / "000002").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (killed / "summary.md").exists(), "the run was over before it could be killed"
+    result = flowrl("train", "--resume", killed)
+    assert result.returncode == 0, result.stderr
+    assert "resuming" in result.stdout
+    ours, theirs = weights_of(killed), weights_of(whole)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert (killed / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["optimizer.learning_rte=1"], "did you mean 'learning_rate'?"),
+        (["--optimizer.lrr=1"], "unknown key 'optimizer.lrr'"),
+        (["iterations=many"], "iterations='many'"),
+        (["rollout.group_size=1"], "a group needs at least 2 samples"),
+        (["method.window_range=[6,12]"], "leaves the schedule"),
+        (["method.noise_level=0"], "method.noise_level=0 makes every step deterministic"),
+        (["data.train=none.txt"], "no prompt file 'none.txt'"),
+        (["rewards.shapes_strikt=1"], "unknown reward 'shapes_strikt'"),
+        (["nonsense"], "no config 'nonsense'"),
+        (["--resume", "nowhere"], "'nowhere' is not the folder of a run"),
+    ],
+)
+def test_bad_input_is_refused_at_once_and_leaves_nothing(tmp_path, arguments, message):
+    output = [] if "--resume" in arguments else [f"output_dir={tmp_path / 'run'}"]
+    result = flowrl("train", *arguments, *output, timeout=20, cwd=tmp_path)
+    assert result.returncode != 0
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unusable_output_folder_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    result = flowrl("train", f"output_dir={tmp_path / 'file' / 'run'}", timeout=20)
+    assert result.returncode != 0
+    assert "output_dir=" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_reward_that_fails_ends_the_run_with_its_name(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "def red(prompts, completions, **columns):\n    raise RuntimeError('no scorer')\n"
+    )
+    result = flowrl("train", *SMALL, "rewards={'mine:red': 1}", "output_dir=run", cwd=tmp_path)
+    assert result.returncode != 0
+    assert "reward 'mine:red' failed: RuntimeError: no scorer" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_reward_of_one_s_own_in_five_lines(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\n\n\ndef red(prompts, completions, **columns):\n"
+        "    return [float(np.asarray(image)[..., 0].mean()) / 255 for image in completions]\n"
+    )
+    result = flowrl("train", *SMALL, "rewards={'mine:red': 1}", "iterations=1", "output_dir=run", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "after:  mine:red" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "command", [["methods"], ["rewards"], ["doctor"], ["--version"], ["--help"], ["train", "--help"]]
+)
+def test_lists_and_help(command):
+    result = flowrl(*command)
+    assert result.returncode == 0, result.stderr
+    wanted = {"methods": "flow_grpo_fast", "rewards": "shapes_strict", "doctor": "diffusers", "--version": "flowrl 0"}
+    assert wanted.get(command[0], "Usage") in result.stdout
+    assert Path.cwd().exists()
