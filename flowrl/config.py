@@ -59,7 +59,7 @@ class LoraSection(Section):
 
     rank: int = Field(32, ge=1)
     """Rank of each update."""
-    alpha: float = Field(64.0, gt=0)
+    alpha: int = Field(64, ge=1)
     """The update is scaled by alpha / rank."""
     targets: list[str] | None = None
     """Module name endings; default: the attention projections of the model family."""

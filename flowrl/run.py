@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import yaml
@@ -21,6 +21,7 @@ from flowrl.config import Config, RewardSection, check_files, load_config
 from flowrl.core.checkpoint import list_checkpoints, load_checkpoint
 from flowrl.core.evaluation import Evaluation
 from flowrl.core.evaluation import evaluate as evaluate_prompts
+from flowrl.core.policy import Method
 from flowrl.core.prompts import PromptSet, read_prompts
 from flowrl.core.random import torch_generator
 from flowrl.core.scoring import Scorer
@@ -225,11 +226,13 @@ def train(source: Any = None, overrides: Sequence[str] = (), *, resume: str | Pa
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
     accelerator.wait_for_everyone()
-    trainer = Trainer(_settings(config), policy, config.method, scorer, train_prompts, accelerator, folder)
+    method = cast(Method, config.method)
+    trainer = Trainer(trainer_settings(config), policy, method, scorer, train_prompts, accelerator, folder)
     return _Run(config, policy, trainer, judge_prompts, accelerator, folder, started).go(resume is not None)
 
 
-def _settings(config: Config) -> Settings:
+def trainer_settings(config: Config) -> Settings:
+    """The part of a config that the loop itself has to know."""
     o, r = config.optimizer, config.rollout
     return Settings(
         seed=config.seed,

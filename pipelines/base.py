@@ -162,7 +162,7 @@ def check_pipeline(adapter: PipelineAdapter) -> dict[str, float]:
 
     grid = adapter.sigmas(4)
     require(grid.shape == (5,) and grid.dtype == torch.float32, f"sigmas(4) must be 5 float32 values, got {grid}")
-    require(bool((grid.diff() < 0).all()) and grid[-1] == 0, f"sigmas must fall to 0, got {grid.tolist()}")
+    require(bool((grid.diff() < 0).all()) and bool(grid[-1] == 0), f"sigmas must fall to 0, got {grid.tolist()}")
     cond = adapter.encode(["a", "b"])
     require(len(cond) == 2, f"encode of two prompts gave {len(cond)} rows")
     require(cond.fingerprint() == adapter.encode(["a", "b"]).fingerprint(), "encode is not deterministic")

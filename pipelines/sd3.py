@@ -31,7 +31,7 @@ class SD3Adapter(PipelineAdapter):
 
     def __init__(
         self,
-        pipe: StableDiffusion3Pipeline,
+        pipe: Any,
         *,
         height: int | None = None,
         width: int | None = None,
@@ -103,7 +103,7 @@ class SD3Adapter(PipelineAdapter):
         return (images.float() / 2 + 0.5).clamp(0, 1)
 
     def save_lora(self, folder: Path) -> None:
-        denoiser = self.denoiser
+        denoiser: Any = self.denoiser
         StableDiffusion3Pipeline.save_lora_weights(
             folder,
             transformer_lora_layers=get_peft_model_state_dict(denoiser),

@@ -15,10 +15,25 @@ from .types import SampleIds, UnitBatch, UnitOutput
 class Rollout(Protocol):
     """Samples of one micro-batch with their stored units."""
 
-    ids: SampleIds
-    completions: list[Any]
-    num_units: int
-    metrics: dict[str, float]
+    @property
+    def ids(self) -> SampleIds:
+        """Who the samples are."""
+        ...
+
+    @property
+    def completions(self) -> list[Any]:
+        """What rewards are given, one for each sample; filled by `Policy.decode`."""
+        ...
+
+    @property
+    def num_units(self) -> int:
+        """Stored units of each sample."""
+        ...
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Figures worth logging, for instance network evaluations."""
+        ...
 
     def pick(self, rows: torch.Tensor, units: torch.Tensor, advantages: torch.Tensor) -> UnitBatch:
         """The units `(rows[i], units[i])`; all arguments `(B,)`."""
@@ -29,6 +44,10 @@ class Policy(Protocol):
     """A model that can sample and can score what it sampled."""
 
     model: nn.Module
+
+    def decode(self, rollout: Any) -> Rollout:
+        """The rollout with its completions."""
+        ...
 
     def trainable_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Names and float32 parameters that the optimizer moves."""

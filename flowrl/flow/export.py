@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers import DiffusionPipeline
@@ -36,7 +37,7 @@ def export_policy(policy: FlowPolicy, base: str, folder: Path) -> float:
             stock = DiffusionPipeline.from_pretrained(path, dtype=dtype, **absent_components(path))
             policy.adapter.save_lora(folder)
             stock.load_lora_weights(str(folder))
-            denoiser = stock.transformer
+            denoiser: Any = stock.transformer
         else:
             policy.model.save_pretrained(folder)
             denoiser = type(policy.model).from_pretrained(folder, dtype=dtype)

@@ -119,15 +119,15 @@ class FlowPolicy:
     # what is trained
 
     @property
-    def model(self) -> nn.Module:
+    def model(self) -> Any:
         """The denoiser."""
         return self.adapter.denoiser
 
     @model.setter
-    def model(self, module: nn.Module) -> None:
+    def model(self, module: Any) -> None:
         self.adapter.denoiser = module
 
-    def add_lora(self, rank: int, alpha: float, targets: list[str] | None = None, *, seed: int = 0) -> None:
+    def add_lora(self, rank: int, alpha: int, targets: list[str] | None = None, *, seed: int = 0) -> None:
         """Trains a LoRA (peft, Gaussian init); the model without it is the reference.
 
         Raises:
@@ -189,7 +189,8 @@ class FlowPolicy:
 
     # sampling and scoring
 
-    def _cond(self, prompt_rows: torch.Tensor) -> Conditioning:
+    def conditioning(self, prompt_rows: torch.Tensor) -> Conditioning:
+        """Encoded prompts of rows of the prompt file."""
         return self.table.rows(self._table_row[prompt_rows])
 
     def _velocity(self, cond: Conditioning, guidance_scale: float) -> Any:
@@ -203,7 +204,7 @@ class FlowPolicy:
     def rollout(self, ids: SampleIds, plan: StepPlan, *, seed: int, iteration: int) -> FlowRollout:
         """Samples a micro-batch, a trajectory and an image for each id."""
         generators = [torch_generator(seed, "rollout", iteration, int(sample)) for sample in ids.sample]
-        cond = self._cond(ids.prompt)
+        cond = self.conditioning(ids.prompt)
         trajectory = integrate(
             self._velocity(cond, self.guidance_scale),
             self.noise(generators),
@@ -227,7 +228,7 @@ class FlowPolicy:
     def join(self, rollouts: list[FlowRollout]) -> FlowRollout:
         """Micro-batches of one plan as one rollout."""
         first = rollouts[0].trajectory
-        per_sample = {
+        per_sample: dict[str, Any] = {
             field.name: torch.cat([getattr(rollout.trajectory, field.name) for rollout in rollouts])
             for field in fields(Trajectory)
             if field.name in ("latents", "states", "log_prob") or (field.name == "mean" and first.mean is not None)
@@ -244,7 +245,7 @@ class FlowPolicy:
         x, x_next, *sigmas = (
             value.to(self.device) for value in (u.x, u.x_next, u.sigma, u.sigma_next, u.noise_level, u.sigma_top)
         )
-        velocity = self._velocity(self._cond(u.cond), self.guidance_scale)(x, sigmas[0])
+        velocity = self._velocity(self.conditioning(u.cond), self.guidance_scale)(x, sigmas[0])
         mean, std = self.transition(x, velocity, *sigmas)
         return UnitOutput(gaussian_log_prob(x_next, mean, std, reduction=self.reduction), mean, std)
 

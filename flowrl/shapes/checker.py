@@ -185,7 +185,7 @@ def clauses(spec: Spec, reading: Reading) -> dict[str, float]:
       * the relation: the share of pairs for which it holds, 0 where an object is missing (counted once);
       * the number of objects of any kind; unknown things are never credited and cost like extra objects.
     """
-    result = {}
+    result: dict[str, float] = {}
     for index, group in enumerate(spec.groups):
         result |= {f"{index}_{key}": value for key, value in _group_clauses(group, reading).items()}
     if spec.relation:

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from diffusers import StableDiffusion3Pipeline
 from torch import nn
 
 from .checker import check_images
@@ -95,7 +94,7 @@ class Stage:
         print(record, flush=True)
 
 
-def train_vae(pipe: StableDiffusion3Pipeline, work: Path, steps: int, seed: int) -> float:
+def train_vae(pipe: Any, work: Path, steps: int, seed: int) -> float:
     """Fits the autoencoder and sets its scaling; returns the seconds spent."""
     vae = pipe.vae
     stage = Stage("vae", work, steps, nn.ModuleDict({"vae": vae}), lr=2e-3)
@@ -130,9 +129,7 @@ def _to_uint8(pixels: torch.Tensor) -> np.ndarray:
 
 
 @torch.no_grad()
-def encode_dataset(
-    pipe: StableDiffusion3Pipeline, work: Path, size: int, seed: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def encode_dataset(pipe: Any, work: Path, size: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Latents `(size, 8, 8, 8)` and caption tokens `(size, MAX_TOKENS)` of drawn scenes, cached in `work`."""
     path = work / "latents.pt"
     if path.exists():
@@ -148,11 +145,11 @@ def encode_dataset(
     return data
 
 
-def _tokenize(pipe: StableDiffusion3Pipeline, captions: list[str]) -> torch.Tensor:
+def _tokenize(pipe: Any, captions: list[str]) -> torch.Tensor:
     return pipe.tokenizer(captions, padding="max_length", max_length=MAX_TOKENS, return_tensors="pt").input_ids
 
 
-def _encode_text(pipe: StableDiffusion3Pipeline, tokens: torch.Tensor, null_tokens: int) -> tuple[torch.Tensor, ...]:
+def _encode_text(pipe: Any, tokens: torch.Tensor, null_tokens: int) -> tuple[torch.Tensor, ...]:
     """What `pipe.encode_prompt` returns, but with gradient."""
     outputs = [encoder(tokens, output_hidden_states=True) for encoder in (pipe.text_encoder, pipe.text_encoder_2)]
     embeds = torch.cat([output.hidden_states[-2] for output in outputs], dim=-1)
@@ -160,7 +157,7 @@ def _encode_text(pipe: StableDiffusion3Pipeline, tokens: torch.Tensor, null_toke
     return embeds, torch.cat([output.text_embeds for output in outputs], dim=-1)
 
 
-def train_flow(pipe: StableDiffusion3Pipeline, work: Path, steps: int, seed: int, lr: float, batch: int = 64) -> float:
+def train_flow(pipe: Any, work: Path, steps: int, seed: int, lr: float, batch: int = 64) -> float:
     """Trains text encoders and transformer by flow matching; returns the seconds spent.
 
     A tenth of the captions is dropped, for guidance. A tenth of the batches carries the zeros that the stock
@@ -208,7 +205,7 @@ def train_flow(pipe: StableDiffusion3Pipeline, work: Path, steps: int, seed: int
 
 
 @torch.no_grad()
-def evaluate(pipe: StableDiffusion3Pipeline, guidance: float, per_category: int, **call: Any) -> dict[str, float]:
+def evaluate(pipe: Any, guidance: float, per_category: int, **call: Any) -> dict[str, float]:
     """Strict accuracy of the stock pipeline (20 steps) per category, and their mean as `strict`."""
     pipe.set_progress_bar_config(disable=True)
     call = {"num_inference_steps": 20, "max_sequence_length": 0} | call
@@ -236,7 +233,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1.2e-3, help="peak learning rate of the flow stage")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
-    pipe = build_pipeline(args.seed)
+    pipe: Any = build_pipeline(args.seed)
     train_vae(pipe, args.work, args.vae_steps, args.seed)
     train_flow(pipe, args.work, args.flow_steps, args.seed, args.lr)
     pipe.save_pretrained(args.out, safe_serialization=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, SD3Transformer2DModel, StableDiffusion3Pipeline
@@ -35,10 +36,11 @@ def build_tokenizer() -> CLIPTokenizer:
         show_progress=False,
     )
     bpe.train_from_iterator(captions(), trainer)
-    model = json.loads(bpe.to_str())["model"]
+    model: Any = json.loads(bpe.to_str())["model"]
+    merges: Any = [tuple(merge) for merge in model["merges"]]
     return CLIPTokenizer(
         vocab=model["vocab"],
-        merges=[tuple(merge) for merge in model["merges"]],
+        merges=merges,
         bos_token=_START,
         eos_token=_END,
         unk_token=_END,

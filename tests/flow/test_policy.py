@@ -94,7 +94,7 @@ def test_policy_gradient_equals_autograd_through_an_explicit_log_prob(make_polic
     policy.model.zero_grad()
     u = batch.inputs
     sigma, sigma_next, a = float(u.sigma[0]), float(u.sigma_next[0]), 0.7
-    v = policy.adapter.predict(u.x, u.sigma, policy._cond(u.cond))
+    v = policy.adapter.predict(u.x, u.sigma, policy.conditioning(u.cond))
     rate = a * (sigma / (1 - sigma)) ** 0.5  # equation 12 of arXiv 2505.05470, written out
     mean = u.x - (sigma - sigma_next) * (v + rate**2 / (2 * sigma) * (u.x + (1 - sigma) * v))
     log_prob = Normal(mean, rate * (sigma - sigma_next) ** 0.5).log_prob(u.x_next).mean((1, 2, 3))

@@ -35,6 +35,13 @@ def picture(*objects: tuple[str, str, float, float]) -> np.ndarray:
     return draw([Scene(tuple(Placed(shape, color, x, y, 4.0) for color, shape, x, y in objects))])
 
 
+def grade(pixels: np.ndarray, specs: list[Spec]) -> tuple[np.ndarray, np.ndarray]:
+    """`check_images` in batches that stay in the cache, which is 2 to 3 times faster than all at once."""
+    parts = [check_images(pixels[k : k + 64], specs[k : k + 64]) for k in range(0, len(pixels), 64)]
+    strict, partial = (np.concatenate(values) for values in zip(*parts, strict=True))
+    return strict, partial
+
+
 @pytest.fixture(scope="module")
 def drawn() -> tuple[list[Spec], list[Scene], np.ndarray]:
     """2000 scenes, the categories equally often, and within them the captions."""
@@ -47,7 +54,7 @@ def drawn() -> tuple[list[Spec], list[Scene], np.ndarray]:
 
 def test_drawn_scenes_pass_their_own_caption(drawn):
     specs, _, pixels = drawn
-    strict, partial = check_images(pixels, specs)
+    strict, partial = grade(pixels, specs)
     assert strict.mean() >= 0.995
     assert (partial[strict == 1] == 1).all()
     for category in CATEGORIES:
@@ -57,7 +64,8 @@ def test_drawn_scenes_pass_their_own_caption(drawn):
 def test_objects_are_read_where_they_were_drawn(drawn):
     _, scenes, pixels = drawn
     for scene, reading in zip(scenes[:600], read(pixels[:600]), strict=True):
-        assert reading.num_unknown == 0 and len(reading.objects) == len(scene.objects)
+        assert reading.num_unknown == 0
+        assert len(reading.objects) == len(scene.objects)
         left = list(reading.objects)
         for item in scene.objects:
             seen = min(left, key=lambda other, item=item: abs(other.x - item.x) + abs(other.y - item.y))
@@ -101,9 +109,10 @@ def test_a_caption_with_one_other_attribute_fails(drawn, alter):
     altered = [alter(spec, rng.integers(len(spec.groups)), rng) for spec in specs]
     rows = [row for row, spec in enumerate(altered) if spec]
     assert len(rows) >= 300
-    strict, partial = check_images(pixels[rows], [altered[row] for row in rows])
+    strict, partial = grade(pixels[rows], [altered[row] for row in rows])
     assert strict.mean() <= 0.02
-    assert (partial >= 0).all() and (partial <= 1).all()
+    assert (partial >= 0).all()
+    assert (partial <= 1).all()
 
 
 def graded_captions(specs: list[Spec]) -> list[Spec]:
@@ -132,8 +141,8 @@ def with_noise(pixels: np.ndarray) -> np.ndarray:
 def test_rounding_and_noise_do_not_change_strict(drawn, distort):
     specs, _, pixels = drawn
     pixels, captions = pixels[:1200], graded_captions(specs[:1200])
-    before, _ = check_images(pixels, captions)
-    after, _ = check_images(distort(pixels), captions)
+    before, _ = grade(pixels, captions)
+    after, _ = grade(distort(pixels), captions)
     assert 0.4 < before.mean() < 0.6
     assert (before != after).mean() <= 0.005
 
@@ -170,7 +179,8 @@ def test_garbage_scores_nothing(name):
     pixels = np.broadcast_to(garbage()[name], (len(specs), CANVAS, CANVAS, 3))
     strict, partial = check_images(pixels, specs)
     assert (strict == 0).all()
-    assert (partial >= 0).all() and (partial <= 0.5).all()
+    assert (partial >= 0).all()
+    assert (partial <= 0.5).all()
 
 
 @pytest.mark.parametrize(
@@ -215,10 +225,11 @@ def test_partial_is_one_exactly_where_strict_is(drawn):
     shown = pixels[rng.integers(len(pixels), size=2000)]
     extra = [parse(f"{a} circles and {b} squares") for a in ("two", "four") for b in ("three", "four")]
     captions = [(ALL + extra)[row] for row in rng.integers(len(ALL) + len(extra), size=len(shown))]
-    strict, partial = check_images(shown, captions)
+    strict, partial = grade(shown, captions)
     assert set(np.unique(strict)) == {0.0, 1.0}
     assert ((partial == 1) == (strict == 1)).all()
-    assert (partial >= 0).all() and (partial <= 1).all()
+    assert (partial >= 0).all()
+    assert (partial <= 1).all()
 
 
 RED_CIRCLE, BLUE_CIRCLE, GREEN_CIRCLE = ("red", "circle", 8, 8), ("blue", "circle", 24, 8), ("green", "circle", 8, 24)
@@ -324,4 +335,5 @@ def test_touching_objects_are_not_counted_apart():
     strict, partial = check_images(
         picture(("red", "circle", 10, 16), ("red", "circle", 18, 16)), [parse("two circles")]
     )
-    assert strict[0] == 0 and partial[0] < 1
+    assert strict[0] == 0
+    assert partial[0] < 1

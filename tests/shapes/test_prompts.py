@@ -59,7 +59,8 @@ def test_held_out_relations_appear_in_no_training_caption_nor_mirrored():
     rows = [row for row in TRAIN + EVAL if row["category"] == "position"]
     trained = {meaning(row["prompt"]) for row in rows if not row["held_out"]}
     held_out = {row["prompt"] for row in rows if row["held_out"]}
-    assert len(held_out) == 6 and {parse(caption).relation for caption in held_out} == set(MIRROR)
+    assert len(held_out) == 6
+    assert {parse(caption).relation for caption in held_out} == set(MIRROR)
     assert len({meaning(caption) for caption in held_out}) == 3
     assert not {meaning(caption) for caption in held_out} & trained
 
@@ -69,7 +70,8 @@ def test_words_of_held_out_captions_are_all_trained():
     assert {word for row in EVAL for word in row["prompt"].split()} <= trained
     for phrase in HELD_OUT_PHRASES:
         color, shape = phrase.split()
-        assert sum(color in row["prompt"] for row in TRAIN) >= 20 and sum(shape in row["prompt"] for row in TRAIN) >= 20
+        assert sum(color in row["prompt"] for row in TRAIN) >= 20
+        assert sum(shape in row["prompt"] for row in TRAIN) >= 20
 
 
 def test_training_captions_are_all_the_others_equally_often():
@@ -82,7 +84,8 @@ def test_training_captions_are_all_the_others_equally_often():
         # color_attr: for each of 6 ordered pairs of shapes, 5 + 5 - 1 of the 30 color pairs name a held-out color
         missing = {"colors": 3, "position": 6, "color_attr": 6 * 9}.get(category, 0)
         assert len(counts) == len(everything) - missing
-        assert counts.total() == 126 and max(counts.values()) - min(counts.values()) <= 1
+        assert counts.total() == 126
+        assert max(counts.values()) - min(counts.values()) <= 1
 
 
 def test_eval_rows_are_spread_evenly():
@@ -105,14 +108,16 @@ def test_prefixes_are_balanced():
         flags = Counter((row["category"], row["held_out"]) for row in EVAL[:stop])
         assert flags["colors", True] == flags["colors", False] == stop // 12
     assert len({row["prompt"] for row in TRAIN[:18]}) == 18  # no caption twice before the smallest table is through
+    first = [parse(row["prompt"]).groups for row in TRAIN if row["category"] == "color_attr"][:12]
+    assert len({tuple(group.shape for group in groups) for groups in first}) >= 5  # of 6
+    assert len({group.color for groups in first for group in groups}) == 6
 
 
 def test_is_held_out_looks_at_both_groups_and_at_the_order():
     assert prompts.is_held_out(parse("a red triangle"))
     assert prompts.is_held_out(parse("a black square and a red triangle"))
     assert not prompts.is_held_out(parse("a red circle and a blue triangle"))
-    assert prompts.is_held_out(parse("a circle above a square")) and prompts.is_held_out(
-        parse("a square below a circle")
-    )
+    assert prompts.is_held_out(parse("a circle above a square"))
+    assert prompts.is_held_out(parse("a square below a circle"))
     assert not prompts.is_held_out(parse("a square above a circle"))
     assert not prompts.is_held_out(Spec((Group(1, "circle"), Group(1, "square"))))

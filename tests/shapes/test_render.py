@@ -74,9 +74,11 @@ def test_a_triangle_points_up_and_corners_tell_shapes_apart():
     filled = {shape: coverage(draw(Placed(shape, "red", 16, 16, 6)), "red") > 0.5 for shape in SHAPES}
     widths = {shape: mask.sum(1) for shape, mask in filled.items()}
     rows = np.flatnonzero(widths["triangle"])
-    assert (np.diff(widths["triangle"][rows]) >= 0).all() and widths["triangle"][rows[-1]] >= 12
+    assert (np.diff(widths["triangle"][rows]) >= 0).all()
+    assert widths["triangle"][rows[-1]] >= 12
     assert set(widths["square"][np.flatnonzero(widths["square"])]) == {filled["square"].any(0).sum()}
-    assert filled["square"][11, 11] and not filled["circle"][11, 11]  # 5 sqrt 2 > 6
+    assert filled["square"][11, 11]
+    assert not filled["circle"][11, 11]
 
 
 def test_objects_do_not_mix():
