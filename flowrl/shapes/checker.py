@@ -4,7 +4,8 @@ How it reads: pixels that differ clearly from white are grouped into connected c
 component is explained as one palette color times a soft coverage (antialiased edges are mixtures
 with white, so they lie on that line), and the coverage is compared with the analytic coverage of a
 circle, a square and a triangle of the same area and centroid. What no shape explains is an unknown
-object. numpy only, whole batches at once.
+object, and so is pale color on the background, too faint for a component but too strong for noise.
+numpy only, whole batches at once.
 
 Shapes: `N` pictures, `K` components, `H = W = CANVAS`.
 """
@@ -20,11 +21,14 @@ from .render import BACKGROUND
 from .scenes import CANVAS, COLORS, HALF_EXTENTS, SHAPES, Group, Placed, Spec, relation_between
 
 _FOREGROUND = 0.25  # least difference from white, of 1, in some channel
+_PALE = 0.12  # least mean difference from white in a 3 x 3 window, where it should be white
+_MOST_PALE_PIXELS = 12  # more such pixels, clear of all components, count as one unknown object
 _LEAST_PIXELS = 6  # smaller components are specks
 _MOST_SPECK_PIXELS = 6  # more pixels in specks than this count as one unknown object
 _WORST_COLOR = 0.2  # rms distance from the line between white and the color, in units of 1
 _LEAST_OVERLAP = 0.75  # soft intersection over union of coverage and shape
 _SIZES = (2.5, 8.0)  # sizes of objects, in pixels, that are accepted
+_CHUNK = 64  # pictures read at once; larger chunks fall out of the cache
 _MOST_COMPONENTS = 12  # per picture; the rest are unknown without being fitted
 
 _AREAS = {"circle": np.pi, "square": 1.8**2, "triangle": 0.5 * 2.4 * 2.08}  # of size 1
@@ -59,23 +63,27 @@ def read(pixels: np.ndarray) -> list[Reading]:
     """
     if pixels.ndim != 4 or pixels.shape[1:] != (CANVAS, CANVAS, 3) or pixels.dtype != np.uint8:
         raise ValueError(f"expected uint8 pixels (N, {CANVAS}, {CANVAS}, 3), got {pixels.dtype} {pixels.shape}")
+    return [reading for start in range(0, len(pixels), _CHUNK) for reading in _read(pixels[start : start + _CHUNK])]
+
+
+def _read(pixels: np.ndarray) -> list[Reading]:
     difference = (np.array(BACKGROUND, dtype=np.float32) - pixels) / 255.0
     foreground = np.abs(difference).max(-1) > _FOREGROUND
     labels = _components(foreground)
     picture, masks, num_unknown = _candidates(labels)
+    num_unknown += _pale(difference, foreground)
     objects: list[list[Placed]] = [[] for _ in pixels]
-    if len(picture):
-        region = _dilate(masks) & (masks | ~foreground[picture])
-        color, coverage, distance = _fit_color(difference[picture], region)
-        shape, placement, overlap = _fit_shape(coverage)
-        size = placement[:, 2]
-        good = (distance <= _WORST_COLOR) & (overlap >= _LEAST_OVERLAP) & (size >= _SIZES[0]) & (size <= _SIZES[1])
-        names = list(COLORS)
-        for k in range(len(picture)):
-            if good[k]:
-                objects[picture[k]].append(Placed(SHAPES[shape[k]], names[color[k]], *map(float, placement[k])))
-            else:
-                num_unknown[picture[k]] += 1
+    region = _dilate(masks) & (masks | ~foreground[picture])
+    color, coverage, distance = _fit_color(difference[picture], region)
+    shape, placement, overlap = _fit_shape(coverage)
+    size = placement[:, 2]
+    good = (distance <= _WORST_COLOR) & (overlap >= _LEAST_OVERLAP) & (size >= _SIZES[0]) & (size <= _SIZES[1])
+    names = list(COLORS)
+    for k in range(len(picture)):
+        if good[k]:
+            objects[picture[k]].append(Placed(SHAPES[shape[k]], names[color[k]], *map(float, placement[k])))
+        else:
+            num_unknown[picture[k]] += 1
     return [Reading(tuple(found), int(unknown)) for found, unknown in zip(objects, num_unknown, strict=True)]
 
 
@@ -110,6 +118,15 @@ def _components(foreground: np.ndarray) -> np.ndarray:
         if not len(open_pictures):
             break
     return labels
+
+
+def _pale(difference: np.ndarray, foreground: np.ndarray) -> np.ndarray:
+    """1 for each picture whose background is tinted in more than a few places, else 0, `(N,)`."""
+    edges = ((0, 0), (1, 1), (1, 1))
+    padded = np.pad(difference.max(-1), edges, mode="edge")
+    blurred = sum(padded[:, y : y + CANVAS, x : x + CANVAS] for y in range(3) for x in range(3)) / 9
+    background = ~_dilate(_dilate(foreground))
+    return ((blurred > _PALE) & background).sum((1, 2)) > _MOST_PALE_PIXELS
 
 
 def _candidates(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

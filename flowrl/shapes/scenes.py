@@ -30,10 +30,10 @@ COUNTS = {"a": 1, "two": 2, "three": 3, "four": 4}
 CATEGORIES = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
 
 # Half extents (x, y) of the bounding box of each shape of size 1; the size of a circle is its radius.
-# The areas of the three are alike, so that size says nothing about shape.
 HALF_EXTENTS = {"circle": (1.0, 1.0), "square": (0.9, 0.9), "triangle": (1.2, 1.04)}
 
 _GAP = 2.0  # least distance in pixels between two bounding boxes, and from a box to the border of 1
+_MOST_TRIES = 20_000
 _DOMINANCE = 2.0  # |dx| - |dy| of a drawn "left of" is at least this many pixels
 _WORDS = {count: word for word, count in COUNTS.items()}
 
@@ -171,6 +171,9 @@ def sample_scene(spec: Spec, rng: np.random.Generator) -> Scene:
     """A random layout in which `spec` holds and no two objects touch.
 
     Colors that the caption leaves open are drawn anew for each object. Crowded scenes have smaller objects.
+
+    Raises:
+        ValueError: no layout was found; more than four objects hardly fit.
     """
     smallest, largest = (4.0, 6.2) if spec.num_objects <= 2 else (3.6, 4.8)
     names = list(COLORS)
@@ -179,7 +182,7 @@ def sample_scene(spec: Spec, rng: np.random.Generator) -> Scene:
         for group in spec.groups
         for _ in range(group.count)
     ]
-    while True:
+    for _ in range(_MOST_TRIES):
         placed: list[Placed] = []
         for shape, color in wanted:
             size = rng.uniform(smallest, largest)
@@ -191,6 +194,7 @@ def sample_scene(spec: Spec, rng: np.random.Generator) -> Scene:
             placed.append(candidate)
         if len(placed) == len(wanted) and _holds(spec, placed):
             return Scene(tuple(placed))
+    raise ValueError(f"{spec.caption!r}: no layout of {spec.num_objects} objects found in {_MOST_TRIES} tries")
 
 
 def _too_close(a: Placed, b: Placed) -> bool:

@@ -154,3 +154,8 @@ def test_sampling_is_a_function_of_the_seed():
     first, again, other = ([sample_scene(spec, rng) for spec in ALL] for rng in map(np.random.default_rng, (4, 4, 5)))
     assert first == again
     assert all(a != b for a, b in zip(first, other, strict=True))
+
+
+def test_scenes_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="no layout of 8 objects"):
+        sample_scene(parse("four circles and four squares"), np.random.default_rng(0))
