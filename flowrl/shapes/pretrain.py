@@ -94,37 +94,53 @@ class Stage:
         print(record, flush=True)
 
 
-def train_vae(pipe: Any, work: Path, steps: int, seed: int) -> float:
-    """Fits the autoencoder and sets its scaling; returns the seconds spent."""
+def train_vae(
+    pipe: Any,
+    work: Path,
+    steps: int,
+    *,
+    seed: int,
+    batch: int = 32,
+    save_every: int = 200,
+    num_checked: int = 1000,
+    stop_after: int | None = None,
+) -> None:
+    """Fits the autoencoder, sets its scaling, and logs how many of `num_checked` scenes it keeps readable.
+
+    Args:
+        stop_after: leave after this step, as if the process had been stopped.
+    """
     vae = pipe.vae
     stage = Stage("vae", work, steps, nn.ModuleDict({"vae": vae}), lr=2e-3)
     vae.train()
     for step in range(stage.start, steps):
         torch.manual_seed(seed * 1_000_003 + step)
-        _, pixels = draw_batch(np.random.default_rng((seed, 0, step)), 32)
+        _, pixels = draw_batch(np.random.default_rng((seed, 0, step)), batch)
         posterior = vae.encode(pixels).latent_dist
         decoded = vae.decode(posterior.sample()).sample
         error, kl = decoded - pixels, posterior.kl().mean() / posterior.mean[0].numel()
         loss = error.abs().mean() + 2 * error.square().mean() + 1e-3 * kl
         stage.update(loss, step)
-        if (step + 1) % 200 == 0:
+        if (step + 1) % save_every == 0 or step + 1 == steps:
             stage.save(step + 1)
             stage.log(step=step + 1, loss=loss.item(), mse=error.square().mean().item(), kl=kl.item())
+        if step + 1 == stop_after:
+            return
     vae.load_state_dict({name.removeprefix("vae."): value for name, value in stage.ema.items()})
     vae.eval()
-    specs, pixels = draw_batch(np.random.default_rng((seed, 1)), 1000)
+    specs, pixels = draw_batch(np.random.default_rng((seed, 1)), num_checked)
     with torch.no_grad():
         latents = torch.cat([vae.encode(part).latent_dist.mode() for part in pixels.split(100)])
         decoded = torch.cat([vae.decode(part).sample for part in latents.split(100)])
     vae.register_to_config(
         shift_factor=round(latents.mean().item(), 4), scaling_factor=round(1 / latents.std().item(), 4)
     )
-    strict = check_images(_to_uint8(decoded), specs)[0].mean()
-    stage.log(step=steps, strict_after_reconstruction=strict, seconds=stage.seconds)
-    return stage.seconds
+    strict = check_images(to_uint8(decoded), specs)[0].mean()
+    stage.log(step=steps, strict_after_reconstruction=float(strict), seconds=stage.seconds)
 
 
-def _to_uint8(pixels: torch.Tensor) -> np.ndarray:
+def to_uint8(pixels: torch.Tensor) -> np.ndarray:
+    """Pictures `(n, 3, H, W)` in [-1, 1] as the checker wants them, `(n, H, W, 3)` uint8."""
     return ((pixels.clamp(-1, 1) + 1) * 127.5).round().byte().permute(0, 2, 3, 1).numpy()
 
 
@@ -141,7 +157,8 @@ def encode_dataset(pipe: Any, work: Path, size: int, seed: int) -> tuple[torch.T
         latents.append((mode - pipe.vae.config.shift_factor) * pipe.vae.config.scaling_factor)
         tokens.append(_tokenize(pipe, [spec.caption for spec in specs]))
     data = torch.cat(latents), torch.cat(tokens)
-    torch.save(data, path)
+    torch.save(data, path.with_suffix(".partial"))
+    path.with_suffix(".partial").rename(path)
     return data
 
 
@@ -157,8 +174,8 @@ def _encode_text(pipe: Any, tokens: torch.Tensor, null_tokens: int) -> tuple[tor
     return embeds, torch.cat([output.text_embeds for output in outputs], dim=-1)
 
 
-def train_flow(pipe: Any, work: Path, steps: int, seed: int, lr: float, batch: int = 64) -> float:
-    """Trains text encoders and transformer by flow matching; returns the seconds spent.
+def train_flow(pipe: Any, work: Path, steps: int, *, seed: int, lr: float, batch: int = 64) -> None:
+    """Trains text encoders and transformer by flow matching.
 
     A tenth of the captions is dropped, for guidance. A tenth of the batches carries the zeros that the stock
     pipeline appends in place of T5, so that a plain `pipe(prompt)` works too.
@@ -190,7 +207,7 @@ def train_flow(pipe: Any, work: Path, steps: int, seed: int, lr: float, batch: i
         loss = F.mse_loss(velocity, noise - clean)
         stage.update(loss, step)
         running.append(loss.item())
-        if (step + 1) % 250 == 0:
+        if (step + 1) % 250 == 0 or step + 1 == steps:
             stage.save(step + 1)
             stage.log(step=step + 1, loss=sum(running) / len(running), seconds=stage.seconds)
             running = []
@@ -201,7 +218,6 @@ def train_flow(pipe: Any, work: Path, steps: int, seed: int, lr: float, batch: i
                 stage.log(step=step + 1, guidance=guidance, **evaluate(pipe, guidance, per_category=40))
             modules.load_state_dict(raw)
     modules.load_state_dict(stage.ema)
-    return stage.seconds
 
 
 @torch.no_grad()
@@ -218,7 +234,7 @@ def evaluate(pipe: Any, guidance: float, per_category: int, **call: Any) -> dict
         images = pipe(
             [spec.caption for spec in specs], guidance_scale=guidance, generator=generator, output_type="pt", **call
         ).images
-        result[category] = check_images(_to_uint8(images * 2 - 1), specs)[0].mean()
+        result[category] = float(check_images(to_uint8(images * 2 - 1), specs)[0].mean())
     return {"strict": sum(result.values()) / len(result)} | result
 
 
@@ -229,13 +245,13 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/pretrain"), help="checkpoints and logs")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--vae-steps", type=int, default=2500)
-    parser.add_argument("--flow-steps", type=int, default=4000)
+    parser.add_argument("--flow-steps", type=int, default=5000)
     parser.add_argument("--lr", type=float, default=1.2e-3, help="peak learning rate of the flow stage")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     pipe: Any = build_pipeline(args.seed)
-    train_vae(pipe, args.work, args.vae_steps, args.seed)
-    train_flow(pipe, args.work, args.flow_steps, args.seed, args.lr)
+    train_vae(pipe, args.work, args.vae_steps, seed=args.seed)
+    train_flow(pipe, args.work, args.flow_steps, seed=args.seed, lr=args.lr)
     pipe.save_pretrained(args.out, safe_serialization=True)
 
 
