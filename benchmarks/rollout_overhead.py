@@ -21,6 +21,7 @@ from flowrl.rewards.base import build_rewards
 from rich.console import Console
 from rich.table import Table
 
+from flowrl.build import build_policy, trainer_settings
 from flowrl.catalog import find_prompts
 from flowrl.config import load_config
 from flowrl.core.prompts import read_prompts
@@ -29,7 +30,6 @@ from flowrl.core.scoring import Scorer
 from flowrl.core.trainer import Trainer
 from flowrl.core.types import SampleIds
 from flowrl.flow.plans import all_steps
-from flowrl.run import build_policy, trainer_settings
 
 STEPS = 10
 

@@ -18,19 +18,20 @@ _PUBLIC = {
     "load_config": "flowrl.config",
     "Trainer": "flowrl.core.trainer",
     "train": "flowrl.run",
-    "evaluate": "flowrl.run",
-    "load_policy": "flowrl.run",
+    "evaluate": "flowrl.build",
+    "load_policy": "flowrl.build",
     "check_reward": "flowrl.core.scoring",
     "check_pipeline": "flowrl.pipelines.base",
 }
 __all__ = ["__version__", *_PUBLIC]
 
 if TYPE_CHECKING:
+    from flowrl.build import evaluate, load_policy
     from flowrl.config import Config, load_config
     from flowrl.core.scoring import check_reward
     from flowrl.core.trainer import Trainer
     from flowrl.pipelines.base import check_pipeline
-    from flowrl.run import evaluate, load_policy, train
+    from flowrl.run import train
 
 
 def __getattr__(name: str) -> Any:

@@ -80,8 +80,8 @@ def evaluate(
     for override in overrides or []:
         key, _, value = override.removeprefix("--").removeprefix("eval.").partition("=")
         fields[key] = yaml.safe_load(value)
+    from flowrl.build import evaluate as judge
     from flowrl.report.summary import subsets
-    from flowrl.run import evaluate as judge
 
     prompts, result = judge(run, weights=weights, **fields)
     table = Table("prompts", "n", *result.names)
@@ -107,11 +107,11 @@ def sample(
 
     Example: [bold]flowrl sample "a red circle" "three squares" --run runs/shapes[/]
     """
+    from flowrl.build import build_policy, load_policy
     from flowrl.core.prompts import PromptSet
     from flowrl.core.random import torch_generator
     from flowrl.flow.policy import to_pil
     from flowrl.report.figures import image_grid, save_atomically
-    from flowrl.run import build_policy, load_policy
 
     if run is None:
         policy = build_policy(load_config(), PromptSet([""], {}))

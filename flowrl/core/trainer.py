@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+
+from flowrl.errors import RewardError
 
 from .advantages import zero_std_fraction
 from .checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
@@ -86,6 +88,7 @@ class Trainer:
             eps=settings.eps,
             weight_decay=settings.weight_decay,
         )
+        self._warned = False
         self.num_steps = 0  # optimizer steps so far, those skipped for a bad gradient included
         self.ema = EMA(self.parameters.items(), settings.ema_decay) if settings.ema_decay else None
         policy.model, self.optimizer = accelerator.prepare(policy.model, optimizer)
@@ -123,6 +126,10 @@ class Trainer:
         rollout, table = self._sample(ids[mine], plan)
         table = gather_rows(self.accelerator, table, len(ids))
         rewards = weighted_sum(table, [reward.weight for reward in self.scorer.rewards])
+        if rewards.isnan().all():
+            raise RewardError(
+                f"iteration {self.iteration + 1}: no sample got a score of {', '.join(self.scorer.names)}"
+            )
         advantages = self.method.advantages(rewards, ids.group)
         metrics = self._reward_metrics(table, rewards, advantages, ids) | rollout.metrics
         with self._clock("update"):
@@ -148,14 +155,15 @@ class Trainer:
     def _update(self, rollout: Rollout, advantages: torch.Tensor, num_samples: int) -> dict[str, float]:
         """The optimizer steps on one rollout; each takes an equal share of all ranks' samples."""
         s, log = self.settings, _Averages()
-        before = [parameter.detach().clone() for parameter in self.parameters.values()]
+        probe = _first_parameters(self.parameters.values(), 4_000_000)
+        before = [parameter.detach().clone() for parameter in probe]
         for epoch in range(s.epochs_per_rollout):
             order = torch.randperm(num_samples, generator=torch_generator(s.seed, "update", self.iteration, epoch))
             for number, share in enumerate(order.chunk(s.updates_per_rollout)):
                 first = epoch == 0 and number == 0
                 rows = torch.isin(rollout.ids.sample, share).nonzero()[:, 0]
                 self._step(rollout, advantages, rows, len(share) * rollout.num_units, log, first=first)
-        moved = sum((p.detach() - b).square().sum() for p, b in zip(self.parameters.values(), before, strict=True))
+        moved = sum((p.detach() - b).square().sum() for p, b in zip(probe, before, strict=True))
         norm = sum(b.square().sum() for b in before)
         log.add("update_to_weight", math.sqrt(float(moved) / max(float(norm), 1e-30)))
         log.add("learning_rate", self.learning_rate(self.num_steps - 1))
@@ -212,6 +220,7 @@ class Trainer:
         if any_batch:
             norm = float(self.accelerator.clip_grad_norm_(self.parameters.values(), self.settings.max_grad_norm))
             log.add("grad_norm", norm)
+            self._warn_of_tiny_gradients(norm)
             if math.isfinite(norm):
                 for group in self.optimizer.param_groups:
                     group["lr"] = self.learning_rate(self.num_steps)
@@ -222,6 +231,17 @@ class Trainer:
         self.num_steps += 1
         if self.ema:
             self.ema.update()
+
+    def _warn_of_tiny_gradients(self, norm: float) -> None:
+        rms = norm / math.sqrt(sum(parameter.numel() for parameter in self.parameters.values()))
+        if 0 < rms < self.settings.eps and not self._warned:
+            self._warned = True
+            logger.warning(
+                "the gradient's rms %.1e is below optimizer.eps=%.0e, so AdamW takes smaller steps than the learning "
+                "rate says; lower optimizer.eps",
+                rms,
+                self.settings.eps,
+            )
 
     def _reward_metrics(
         self, table: torch.Tensor, rewards: torch.Tensor, advantages: torch.Tensor, ids: SampleIds
@@ -287,6 +307,17 @@ def _copy_into(targets: dict[str, Any], values: dict[str, torch.Tensor], where: 
         raise ValueError(f"{where} holds other parameters than the run trains, for instance {different[0]!r}")
     for name, target in targets.items():
         target.copy_(values[name])
+
+
+def _first_parameters(parameters: Iterable[torch.Tensor], num_elements: int) -> list[torch.Tensor]:
+    """The first parameters that together have about `num_elements` numbers, to watch their movement cheaply."""
+    chosen, total = [], 0
+    for parameter in parameters:
+        chosen.append(parameter)
+        total += parameter.numel()
+        if total >= num_elements:
+            break
+    return chosen
 
 
 def _nan_std(values: torch.Tensor) -> float:

@@ -1,0 +1,174 @@
+"""Builds the parts of a run from its config, and judges policies. Knows all rooms of the house."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from accelerate import Accelerator
+from PIL import Image
+
+from flowrl.catalog import PIPELINES, find_prompts
+from flowrl.config import Config, load_config
+from flowrl.core.checkpoint import list_checkpoints, load_checkpoint
+from flowrl.core.evaluation import Evaluation
+from flowrl.core.evaluation import evaluate as evaluate_prompts
+from flowrl.core.prompts import PromptSet, read_prompts
+from flowrl.core.random import torch_generator
+from flowrl.core.scoring import Scorer
+from flowrl.core.trainer import Settings
+from flowrl.errors import ConfigError
+from flowrl.flow.policy import FlowPolicy, to_pil
+from flowrl.rewards.base import build_rewards
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def build_accelerator(config: Config) -> Accelerator:
+    """The engine, on the device and in the precision of a config.
+
+    Raises:
+        ConfigError: this machine cannot do that.
+    """
+    device = config.device
+    use_cpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device=cuda, but torch sees no GPU here; use device=auto or device=cpu")
+    if use_cpu and config.model.dtype == "float16":
+        raise ConfigError("model.dtype=float16 needs a GPU; on a CPU use float32")
+    precision = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}[config.model.dtype]
+    return Accelerator(mixed_precision=precision, cpu=use_cpu)
+
+
+def build_policy(config: Config, prompts: PromptSet, device: torch.device | str = "cpu") -> FlowPolicy:
+    """The policy of a config, with its trainable weights as they are before training."""
+    model, method = config.model, config.method
+    adapter = PIPELINES.load(model.family).load(
+        model.path,
+        dtype=_DTYPES[model.dtype],
+        height=model.height,
+        width=model.width,
+        max_sequence_length=model.max_sequence_length,
+    )
+    policy = FlowPolicy(
+        adapter,
+        prompts.prompts,
+        transition=getattr(method, "transition", "flow_sde"),
+        num_inference_steps=config.rollout.num_inference_steps,
+        guidance_scale=config.rollout.guidance_scale,
+        storage_dtype=_DTYPES[config.rollout.storage_dtype],
+        reduction=getattr(method, "log_prob_reduction", "mean"),
+        device=device,
+    )
+    if model.lora:
+        policy.add_lora(model.lora.rank, model.lora.alpha, model.lora.targets, seed=config.seed)
+    else:
+        policy.train_all(keep_reference=method.needs_reference)
+    return policy
+
+
+def load_policy(run: str | Path, *, weights: str = "auto") -> tuple[FlowPolicy, Config]:
+    """The policy of a run's newest checkpoint, on the CPU.
+
+    Args:
+        weights: "raw", "ema", "base" (before training), or "auto": the average where the run keeps one.
+
+    Raises:
+        ConfigError: `run` is not the folder of a run.
+        FileNotFoundError: it has no complete checkpoint.
+    """
+    config = load_run_config(run)
+    policy = build_policy(config, PromptSet([""], {}))
+    if weights != "base":
+        checkpoints = list_checkpoints(Path(run) / "checkpoints")
+        if not checkpoints:
+            raise FileNotFoundError(f"{run} has no complete checkpoint yet")
+        stored, _ = load_checkpoint(checkpoints[-1])
+        name = {"auto": "ema" if "ema" in stored else "policy", "raw": "policy", "ema": "ema"}[weights]
+        with torch.no_grad():
+            for key, parameter in policy.trainable_parameters():
+                parameter.copy_(stored[name][key])
+    return policy, config
+
+
+def load_run_config(run: str | Path) -> Config:
+    """The resolved config in the folder of a run.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    path = Path(run) / "config.yaml"
+    if not path.is_file():
+        raise ConfigError(f"{str(run)!r} is not the folder of a run (no config.yaml in it)")
+    return load_config(yaml.safe_load(path.read_text()))
+
+
+def eval_prompts(config: Config) -> PromptSet:
+    """The prompts that a config is judged on."""
+    prompts = read_prompts(find_prompts(config.data.eval))
+    return prompts.rows(list(range(min(len(prompts), config.eval.num_prompts or len(prompts)))))
+
+
+def evaluate_policy(
+    policy: FlowPolicy,
+    config: Config,
+    prompts: PromptSet,
+    accelerator: Accelerator,
+    *,
+    weights: str,
+) -> Evaluation:
+    """Judges a policy: the stock sampler, the noise of each prompt fixed by (seed, row)."""
+
+    def sample(rows: Sequence[int]) -> tuple[list[Image.Image], torch.Tensor]:
+        images = sample_rows(policy, config, prompts, accelerator, rows)
+        return to_pil(images), images
+
+    scorer = Scorer(build_rewards(config.eval_rewards))
+    return evaluate_prompts(sample, prompts, scorer, accelerator, batch_size=config.eval.batch_size, weights=weights)
+
+
+def sample_rows(
+    policy: FlowPolicy, config: Config, prompts: PromptSet, accelerator: Accelerator, rows: Sequence[int]
+) -> torch.Tensor:
+    """Images `(n, 3, H, W)` of rows of the eval prompts; a row has the same noise every time."""
+    noise = policy.noise([torch_generator(config.seed, "eval", row) for row in rows])
+    with accelerator.autocast():
+        return policy.sample(
+            [prompts.prompts[row] for row in rows],
+            noise,
+            num_inference_steps=config.eval.num_inference_steps,
+            guidance_scale=config.eval.guidance_scale,
+        )
+
+
+def evaluate(run: str | Path, *, weights: str = "auto", **overrides: Any) -> tuple[PromptSet, Evaluation]:
+    """Judges a finished run again. `overrides` replace fields of its `eval` section.
+
+    Returns:
+        the prompts and what was measured on them.
+    """
+    policy, config = load_policy(run, weights=weights)
+    if overrides:
+        config = load_config(config.model_dump() | {"eval": config.eval.model_dump() | overrides})
+    prompts = eval_prompts(config)
+    return prompts, evaluate_policy(policy, config, prompts, build_accelerator(config), weights=weights)
+
+
+def trainer_settings(config: Config) -> Settings:
+    """The part of a config that the loop itself has to know."""
+    o, r = config.optimizer, config.rollout
+    return Settings(
+        seed=config.seed,
+        iterations=config.iterations,
+        num_inference_steps=r.num_inference_steps,
+        num_prompts=r.num_prompts,
+        group_size=r.group_size,
+        rollout_batch_size=r.batch_size,
+        update_batch_size=o.batch_size,
+        checkpoint_every=config.log.checkpoint_every,
+        keep_checkpoints=config.log.keep_checkpoints,
+        **o.model_dump(exclude={"batch_size"}),
+    )
