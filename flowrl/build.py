@@ -59,6 +59,7 @@ def build_policy(config: Config, prompts: PromptSet, device: torch.device | str 
         transition=getattr(method, "transition", "flow_sde"),
         num_inference_steps=config.rollout.num_inference_steps,
         guidance_scale=config.rollout.guidance_scale,
+        share_initial_noise=config.rollout.share_initial_noise,
         storage_dtype=_DTYPES[config.rollout.storage_dtype],
         reduction=getattr(method, "log_prob_reduction", "mean"),
         device=device,

@@ -124,6 +124,8 @@ class RolloutSection(Section):
     """Groups of an iteration."""
     group_size: int = Field(16, ge=1)
     """Samples of one prompt that are compared with each other."""
+    share_initial_noise: bool = False
+    """The samples of a group start from the same noise, so that their rewards differ only by what is trained."""
     batch_size: int = Field(64, ge=1)
     """Samples in one forward pass of the rollout, on each rank."""
     storage_dtype: Literal["float32", "bfloat16", "float16"] = "float32"

@@ -83,6 +83,7 @@ class FlowPolicy:
         prompts: texts of the prompt file; samples refer to them by row.
         transition: name of the stochastic step.
         num_inference_steps, guidance_scale: of rollouts; the update uses the same guidance.
+        share_initial_noise: the samples of a group start from the same noise.
         storage_dtype: of stored latents.
         reduction: of log-probs over latent elements, "mean" or "sum".
         keep_means: store the sampler's means, for methods that compare with them.
@@ -96,6 +97,7 @@ class FlowPolicy:
         transition: str = "flow_sde",
         num_inference_steps: int = 10,
         guidance_scale: float = 1.0,
+        share_initial_noise: bool = False,
         storage_dtype: torch.dtype = torch.float32,
         reduction: str = "mean",
         keep_means: bool = False,
@@ -103,7 +105,7 @@ class FlowPolicy:
     ):
         self.adapter = adapter
         self.transition = get_transition(transition)
-        self.guidance_scale = guidance_scale
+        self.guidance_scale, self.share_initial_noise = guidance_scale, share_initial_noise
         self.storage_dtype, self.reduction, self.keep_means = storage_dtype, reduction, keep_means
         self.device = torch.device(device)
         self.grid = adapter.sigmas(num_inference_steps)
@@ -204,10 +206,12 @@ class FlowPolicy:
     def rollout(self, ids: SampleIds, plan: StepPlan, *, seed: int, iteration: int) -> FlowRollout:
         """Samples a micro-batch, a trajectory and an image for each id."""
         generators = [torch_generator(seed, "rollout", iteration, int(sample)) for sample in ids.sample]
+        starts = ids.group if self.share_initial_noise else ids.sample
+        noise = self.noise([torch_generator(seed, "initial noise", iteration, int(start)) for start in starts])
         cond = self.conditioning(ids.prompt)
         trajectory = integrate(
             self._velocity(cond, self.guidance_scale),
-            self.noise(generators),
+            noise,
             self.grid,
             plan,
             self.transition,

@@ -228,3 +228,12 @@ def test_only_the_window_is_stored(make_policy):
 def test_default_config_plans_fit():
     config = load_config()
     assert config.method.problems(config.rollout.num_inference_steps) == []
+
+
+def test_a_group_can_share_its_initial_noise(make_policy):
+    plan = all_steps(NUM_STEPS, 0.7)
+    for share in (False, True):
+        policy = make_policy(num_inference_steps=NUM_STEPS, share_initial_noise=share)
+        start = policy.rollout(ids(), plan, seed=0, iteration=0).trajectory.states[:, 0]
+        assert torch.equal(start[0], start[1]) == share
+        assert not torch.equal(start[1], start[2]), "another group"
