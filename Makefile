@@ -12,8 +12,11 @@ export TOKENIZERS_PARALLELISM = false
 
 .PHONY: train test lint types install clean
 
+# a finished run is left alone, a stopped one goes on
 train: .venv/.installed
-	$(BIN)/flowrl train output_dir=$(RUN)
+	@if [ -f $(RUN)/summary.md ]; then echo "$(RUN) is done: see $(RUN)/summary.md, or delete the folder to run again"; \
+	elif ls $(RUN)/checkpoints/*/state.pt >/dev/null 2>&1; then $(BIN)/flowrl train --resume $(RUN); \
+	else rm -rf $(RUN) && $(BIN)/flowrl train output_dir=$(RUN); fi
 
 test: .venv/.installed-dev lint types
 	$(BIN)/python -m pytest
