@@ -17,6 +17,10 @@ SMALL = [
     "rollout.num_inference_steps=4",
     "method.window_range=[0,3]",
     "method.window_size=2",
+    "method.beta=0",
+    "optimizer.updates_per_rollout=1",
+    "optimizer.schedule=constant",
+    "optimizer.warmup_steps=0",
     "eval.num_prompts=6",
     "eval.num_inference_steps=2",
     "log.grid_every=0",
@@ -59,6 +63,23 @@ def test_how_often_one_saves_changes_nothing(tmp_path):
     run(tmp_path / "once", *shared, "log.checkpoint_every=0", "eval.every=1", "log.grid_every=1")
     for name in ("policy", "ema"):
         assert same(weights(tmp_path / "often", 2, name), weights(tmp_path / "once", 2, name))
+
+
+def test_equal_rewards_still_pull_towards_the_reference_where_there_is_a_kl_term(tmp_path):
+    """The KL term acts on every sample; only without it are samples of advantage 0 left out."""
+    run(tmp_path / "a", "rewards={'fake_rewards:dark': 1}", "method.beta=0.5", "optimizer.learning_rate=1e-3")
+    records = run(
+        tmp_path / "b",
+        "rewards={'fake_rewards:constant': 1}",
+        "method.beta=0.5",
+        "optimizer.weight_decay=0",
+    )
+    assert all(record["kl"] == 0 for record in records)
+    assert same(weights(tmp_path / "b", 0), weights(tmp_path / "b", 2))
+    first, second = (
+        json.loads(line)["kl"] for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()[1:3]
+    )
+    assert first == 0 < second
 
 
 def test_several_updates_leave_the_ratio_at_one_only_for_the_first(tmp_path):
