@@ -53,8 +53,8 @@ def finished(tmp_path_factory):
 def test_a_run_leaves_what_the_readme_promises(finished):
     folder, output = finished
     assert "iteration 4/4" in output
-    assert "before: shapes_partial" in output
-    assert "after:  shapes_partial" in output
+    assert "before: shapes_strict" in output
+    assert "after:  shapes_strict" in output
     assert "\x1b" not in output, "no control characters where there is no terminal"
     names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert {
