@@ -16,7 +16,7 @@ export TOKENIZERS_PARALLELISM = false
 train: .venv/.installed
 	@if [ -f $(RUN)/summary.md ]; then echo "$(RUN) is done: see $(RUN)/summary.md, or delete the folder to run again"; \
 	elif ls $(RUN)/checkpoints/*/state.pt >/dev/null 2>&1; then $(BIN)/flowrl train --resume $(RUN); \
-	else rm -rf $(RUN) && $(BIN)/flowrl train output_dir=$(RUN); fi
+	else $(BIN)/flowrl train output_dir=$(RUN); fi
 
 test: .venv/.installed-dev lint types
 	$(BIN)/python -m pytest

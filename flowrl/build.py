@@ -71,28 +71,41 @@ def build_policy(config: Config, prompts: PromptSet, device: torch.device | str 
     return policy
 
 
-def load_policy(run: str | Path, *, weights: str = "auto") -> tuple[FlowPolicy, Config]:
-    """The policy of a run's newest checkpoint, on the CPU.
+def load_policy(
+    run: str | Path, *, weights: str = "auto", device: torch.device | str = "cpu"
+) -> tuple[FlowPolicy, Config]:
+    """The policy of a run's newest checkpoint, ready to sample in the dtype of its config.
 
     Args:
         weights: "raw", "ema", "base" (before training), or "auto": the average where the run keeps one.
 
     Raises:
-        ConfigError: `run` is not the folder of a run.
-        FileNotFoundError: it has no complete checkpoint.
+        ConfigError: `run` is not the folder of a run, or does not have these weights.
     """
     config = load_run_config(run)
-    policy = build_policy(config, PromptSet([""], {}))
-    if weights != "base":
-        checkpoints = list_checkpoints(Path(run) / "checkpoints")
-        if not checkpoints:
-            raise FileNotFoundError(f"{run} has no complete checkpoint yet")
-        stored, _ = load_checkpoint(checkpoints[-1])
-        name = {"auto": "ema" if "ema" in stored else "policy", "raw": "policy", "ema": "ema"}[weights]
-        with torch.no_grad():
-            for key, parameter in policy.trainable_parameters():
-                parameter.copy_(stored[name][key])
+    name, stored = _stored_weights(Path(run), weights)
+    policy = build_policy(config, PromptSet([""], {}), device)
+    with torch.no_grad():
+        for key, parameter in policy.trainable_parameters():
+            if name != "base":
+                parameter.copy_(stored[key])
+    policy.model.to(_DTYPES[config.model.dtype])
     return policy, config
+
+
+def _stored_weights(run: Path, weights: str) -> tuple[str, dict[str, torch.Tensor]]:
+    """What `weights` means in this run, "raw", "ema" or "base", and the tensors of its newest checkpoint."""
+    if weights == "base":
+        return "base", {}
+    checkpoints = list_checkpoints(run / "checkpoints")
+    if not checkpoints:
+        raise ConfigError(f"{str(run)!r} has no complete checkpoint yet")
+    stored, _ = load_checkpoint(checkpoints[-1])
+    name = ("ema" if "ema" in stored else "raw") if weights == "auto" else weights
+    file = "policy" if name == "raw" else name
+    if file not in stored:
+        raise ConfigError(f"{str(run)!r} keeps no {name} weights; it keeps {', '.join(sorted(stored))}")
+    return name, stored[file]
 
 
 def load_run_config(run: str | Path) -> Config:
@@ -104,7 +117,10 @@ def load_run_config(run: str | Path) -> Config:
     path = Path(run) / "config.yaml"
     if not path.is_file():
         raise ConfigError(f"{str(run)!r} is not the folder of a run (no config.yaml in it)")
-    return load_config(yaml.safe_load(path.read_text()))
+    tree = yaml.safe_load(path.read_text())
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path} holds no config; was it cut off?")
+    return load_config(tree)
 
 
 def eval_prompts(config: Config) -> PromptSet:
@@ -151,11 +167,14 @@ def evaluate(run: str | Path, *, weights: str = "auto", **overrides: Any) -> tup
     Returns:
         the prompts and what was measured on them.
     """
-    policy, config = load_policy(run, weights=weights)
+    config = load_run_config(run)
     if overrides:
         config = load_config(config.model_dump() | {"eval": config.eval.model_dump() | overrides})
+    accelerator = build_accelerator(config)
+    policy, _ = load_policy(run, weights=weights, device=accelerator.device)
+    name, _ = _stored_weights(Path(run), weights)
     prompts = eval_prompts(config)
-    return prompts, evaluate_policy(policy, config, prompts, build_accelerator(config), weights=weights)
+    return prompts, evaluate_policy(policy, config, prompts, accelerator, weights=name)
 
 
 def trainer_settings(config: Config) -> Settings:

@@ -12,8 +12,9 @@ from rich.table import Table
 
 from flowrl import __version__
 from flowrl.catalog import METHODS, REWARDS
-from flowrl.config import check_files, load_config
+from flowrl.config import EvalSection, apply_override, check_files, load_config
 from flowrl.errors import ConfigError, FlowrlError
+from flowrl.registry import suggest
 
 app = typer.Typer(
     help="Aligns diffusion and flow-matching models with rewards.",
@@ -45,7 +46,7 @@ def train(
 ) -> None:
     """Train. Without arguments: Flow-GRPO on the shapes world, a few minutes on two CPU cores.
 
-    Example: [bold]flowrl train configs/flow_grpo_shapes.yaml optimizer.learning_rate=1e-4 output_dir=runs/mine[/]
+    Example: [bold]flowrl train my.yaml optimizer.learning_rate=1e-4 output_dir=runs/mine[/]
     """
     if resume is not None:
         if arguments:
@@ -73,13 +74,13 @@ def evaluate(
 
     Example: [bold]flowrl eval runs/shapes guidance_scale=2.5[/]
     """
-    import yaml
-
     _choice("--weights", weights, ("auto", "raw", "ema", "base"))
-    fields = {}
+    fields: dict[str, Any] = {}
     for override in overrides or []:
-        key, _, value = override.removeprefix("--").removeprefix("eval.").partition("=")
-        fields[key] = yaml.safe_load(value)
+        apply_override(fields, override.removeprefix("--").removeprefix("eval."))
+    unknown = [key for key in fields if key not in EvalSection.model_fields]
+    if unknown:
+        raise ConfigError(f"unknown key {unknown[0]!r}; {suggest(unknown[0], list(EvalSection.model_fields))}")
     from flowrl.build import evaluate as judge
     from flowrl.report.summary import subsets
 
@@ -190,7 +191,9 @@ def main(arguments: list[str] | None = None) -> Any:
     try:
         return app(arguments)
     except (FlowrlError, FileNotFoundError) as error:
-        Console(stderr=True).print(f"[bold red]error[/] {error}", highlight=False, soft_wrap=True)
+        console = Console(stderr=True)
+        console.print("error ", style="bold red", end="")
+        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
         raise SystemExit(2) from None
 
 

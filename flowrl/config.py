@@ -16,6 +16,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, ValidationError, model_validator
 
 from .catalog import METHODS, PIPELINES, REWARDS, find_config, find_model, find_prompts
+from .core.prompts import read_prompts
 from .errors import ConfigError
 from .registry import import_string, suggest
 
@@ -23,7 +24,9 @@ from .registry import import_string, suggest
 class Section(BaseModel):
     """Base of all config sections."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
 
 class MethodConfig(Section):
@@ -137,7 +140,7 @@ class OptimizerSection(Section):
 
     learning_rate: float = Field(3e-4, gt=0)
     """Peak learning rate."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     """Decays of AdamW's moments."""
     eps: float = Field(1e-8, gt=0)
     """AdamW's epsilon; gradients of mean log-densities are small, a warning says when they fall below it."""
@@ -256,10 +259,10 @@ class Config(Section):
 def _reward_problem(name: str) -> list[str]:
     if ":" in name:
         try:
-            import_string(name)
-        except (ImportError, ValueError) as error:
-            return [f"reward {name!r} cannot be loaded: {error}"]
-        return []
+            target = import_string(name)
+        except Exception as error:  # whatever the user's module does
+            return [f"reward {name!r} cannot be loaded: {type(error).__name__}: {error}"]
+        return [] if callable(target) else [f"reward {name!r} is a {type(target).__name__}, not a function or class"]
     if name in REWARDS:
         return []
     return [f"unknown reward {name!r}; {suggest(name, list(REWARDS))}; your own is named 'package.module:attribute'"]
@@ -279,18 +282,26 @@ def load_config(source: str | Path | dict[str, Any] | None = None, overrides: Se
         tree = dict(source)
     else:
         path = find_config(str(source or "default"))
-        tree = yaml.safe_load(path.read_text()) or {}
+        try:
+            tree = yaml.safe_load(path.read_text()) or {}
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: not YAML: {error}") from None
         if not isinstance(tree, dict):
             raise ConfigError(f"{path}: expected a mapping of sections, got {type(tree).__name__}")
     for override in overrides:
-        _apply(tree, override)
+        apply_override(tree, override)
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
         raise ConfigError("\n".join(_explain(item) for item in error.errors())) from None
 
 
-def _apply(tree: dict[str, Any], override: str) -> None:
+def apply_override(tree: dict[str, Any], override: str) -> None:
+    """Sets `dotted.key=value` in a tree of sections; the value is YAML.
+
+    Raises:
+        ConfigError: not of that form.
+    """
     key, separator, text = override.removeprefix("--").partition("=")
     if not separator or not key:
         raise ConfigError(f"{override!r} is not of the form key=value, for instance optimizer.learning_rate=1e-4")
@@ -298,6 +309,8 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     node = tree
     for parent in parents:
         child = node.get(parent)
+        if isinstance(child, list):
+            child = _by_name(key, child)
         if isinstance(child, str) and parent == "method":
             child = {"name": child}
         node[parent] = dict(child) if isinstance(child, dict) else {}
@@ -307,6 +320,13 @@ def _apply(tree: dict[str, Any], override: str) -> None:
     except yaml.YAMLError:
         raise ConfigError(f"{override!r}: the value is not YAML") from None
     node[last] = _number(value)
+
+
+def _by_name(key: str, items: list[Any]) -> dict[str, Any]:
+    """Rewards in their long form as a mapping from name to weight, so that one of them can be overridden."""
+    if not all(isinstance(item, dict) and not item.get("params") for item in items):
+        raise ConfigError(f"{key}: cannot override an item of a list with params; override the whole list")
+    return {item["name"]: item.get("weight", 1.0) for item in items}
 
 
 def _number(value: Any) -> Any:
@@ -359,8 +379,8 @@ def check_files(config: Config, *, resume: bool = False) -> None:
     Raises:
         ConfigError: a file is missing, or the output folder cannot be used.
     """
-    find_prompts(config.data.train)
-    find_prompts(config.data.eval)
+    for name in (config.data.train, config.data.eval):
+        read_prompts(find_prompts(name))
     find_model(config.model.path)
     output = Path(config.output_dir)
     if resume:

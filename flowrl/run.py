@@ -30,7 +30,7 @@ from flowrl.core.evaluation import Evaluation
 from flowrl.core.policy import Method
 from flowrl.core.prompts import PromptSet, read_prompts
 from flowrl.core.scoring import Scorer
-from flowrl.core.tracking import MetricsFile, TensorBoard, read_metrics
+from flowrl.core.tracking import MetricsFile, TensorBoard, finite, read_metrics
 from flowrl.core.trainer import Trainer
 from flowrl.errors import ConfigError
 from flowrl.flow.export import export_policy
@@ -62,7 +62,6 @@ def train(source: Any = None, overrides: Sequence[str] = (), *, resume: str | Pa
         config = source if isinstance(source, Config) else load_config(source, overrides)
     check_files(config, resume=resume is not None)
     accelerator = build_accelerator(config)
-    torch.set_float32_matmul_precision("high")
     started = time.monotonic()
     train_prompts = read_prompts(find_prompts(config.data.train))
     judge_prompts = eval_prompts(config)
@@ -202,7 +201,7 @@ class _Run:
             diversity=(before.diversity, after.diversity),
             facts=self._facts(after) | {"export": export},
         )
-        (self.folder / "summary.json").write_text(json.dumps(records, indent=1))
+        (self.folder / "summary.json").write_text(json.dumps([finite(record) for record in records], indent=1))
         self.say("after:  " + _means(after))
         for record in records:
             if record["subset"] == "all":
@@ -222,7 +221,7 @@ class _Run:
         phases.pop("iteration", None)
         trained = sum(parameter.numel() for parameter in self.trainer.parameters.values())
         return {
-            "command": f"flowrl train {self.folder / 'config.yaml'}",
+            "command": f"flowrl train {self.folder / 'config.yaml'} output_dir=ANOTHER_FOLDER",
             "iterations": f"{c.iterations} of {c.rollout.num_prompts} prompts x {c.rollout.group_size} samples",
             "trained": f"{trained:,} parameters, " + (f"LoRA rank {c.model.lora.rank}" if c.model.lora else "full"),
             "judged": f"{after.weights} weights, {c.eval.num_inference_steps} Euler steps, "

@@ -37,10 +37,6 @@ class Conditioning:
         """The one row of this, `num_rows` times."""
         return Conditioning({name: value.expand(num_rows, *value.shape[1:]) for name, value in self.tensors.items()})
 
-    def to(self, device: torch.device | str) -> Conditioning:
-        """On another device."""
-        return Conditioning({name: value.to(device) for name, value in self.tensors.items()})
-
     @staticmethod
     def concatenate(parts: Sequence[Conditioning]) -> Conditioning:
         """All rows of several, in order."""
@@ -167,8 +163,9 @@ def check_pipeline(adapter: PipelineAdapter) -> dict[str, float]:
     require(len(cond) == 2, f"encode of two prompts gave {len(cond)} rows")
     require(cond.fingerprint() == adapter.encode(["a", "b"]).fingerprint(), "encode is not deterministic")
     negative = adapter.encode([""])
-    x = adapter.initial_noise([torch.Generator().manual_seed(seed) for seed in (0, 1)])
-    sigma = torch.tensor([0.7, 0.3])
+    device = next(adapter.denoiser.parameters()).device
+    x = adapter.initial_noise([torch.Generator().manual_seed(seed) for seed in (0, 1)]).to(device)
+    sigma = torch.tensor([0.7, 0.3], device=device)
     with torch.no_grad():
         both = adapter.velocity(x, sigma, cond)
         single = torch.cat(

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from flowrl.catalog import REWARDS
 from flowrl.core.scoring import Reward
+from flowrl.errors import ConfigError
 from flowrl.registry import import_string
 
 
@@ -26,7 +27,7 @@ def build_reward(section: _Section) -> Reward:
     A class is built with `params`; a function must have none.
 
     Raises:
-        ValueError: the name is unknown, or `params` do not fit.
+        ConfigError: the name is unknown, or `params` do not fit.
         ImportError: what the reward needs is not installed.
     """
     target = import_string(section.name) if ":" in section.name else REWARDS.load(section.name)
@@ -34,9 +35,9 @@ def build_reward(section: _Section) -> Reward:
         try:
             target = target(**section.params)
         except TypeError as error:
-            raise ValueError(f"reward {section.name!r} cannot be built with {section.params}: {error}") from None
+            raise ConfigError(f"reward {section.name!r} cannot be built with {section.params}: {error}") from None
     elif section.params:
-        raise ValueError(f"reward {section.name!r} is a function and takes no params, got {section.params}")
+        raise ConfigError(f"reward {section.name!r} is a function and takes no params, got {section.params}")
     return Reward(section.name, target, section.weight)
 
 

@@ -48,7 +48,11 @@ def test_every_method_is_reachable_by_its_name(name):
         ("rewards={}", "at least one is needed"),
         ("rewards={shapes_strict: 0}", "all weights are 0"),
         ("rewards.shapes_strct=1", "unknown reward 'shapes_strct'; did you mean 'shapes_strict'?"),
-        ("rewards={'nowhere_at_all:x': 1}", "reward 'nowhere_at_all:x' cannot be loaded: No module named"),
+        ("rewards={'nowhere_at_all:x': 1}", "reward 'nowhere_at_all:x' cannot be loaded: ModuleNotFoundError"),
+        ("rewards={'math:pi': 1}", "reward 'math:pi' is a float, not a function or class"),
+        ("optimizer.betas=[2, 0.9]", "optimizer.betas.0=2"),
+        ("optimizer.learning_rate=.inf", "optimizer.learning_rate=inf"),
+        ("method.noise_level=1.5", "with method.transition=cps at most 1"),
         ("rewards={'math:nothing': 1}", "module 'math' has no attribute 'nothing'"),
         ("seed", "is not of the form key=value"),
     ],
@@ -70,6 +74,22 @@ def test_overrides_are_yaml():
     assert config.optimizer.learning_rate == 1e-5
     assert config.model.lora.rank == 8
     assert config.method.window_range == (1, 5)
+
+
+def test_one_reward_of_a_list_can_be_overridden():
+    config = load_config({**load_config().model_dump(), "method": "flow_grpo"}, ["rewards.shapes_partial=0.3"])
+    assert [(reward.name, reward.weight) for reward in config.rewards] == [
+        ("shapes_strict", 1.0),
+        ("shapes_partial", 0.3),
+    ]
+
+
+@pytest.mark.parametrize("text", ["{a: [", "- a\n- b\n"])
+def test_files_that_are_no_config_are_named(tmp_path, text):
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="bad.yaml"):
+        load_config(path)
 
 
 def test_a_config_survives_being_written(tmp_path):
@@ -109,6 +129,10 @@ def test_models_are_found_or_named(tmp_path):
 def test_files_are_checked_before_anything_is_loaded(tmp_path):
     with pytest.raises(ConfigError, match="no prompt file 'prompts/none.txt'"):
         check_files(load_config(None, ["data.train=prompts/none.txt"]))
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("")
+    with pytest.raises(ConfigError, match="no prompts in it"):
+        check_files(load_config(None, [f"data.train={empty}"]))
     taken = tmp_path / "run"
     taken.mkdir()
     (taken / "config.yaml").write_text("")

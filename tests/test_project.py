@@ -15,12 +15,12 @@ SOURCES = [path for folder in ("flowrl", "rewards", "pipelines") for path in sor
 ALLOWED = {
     "registry": set(),
     "catalog": {"registry", "errors"},
-    "config": {"registry", "catalog", "errors"},
+    "config": {"registry", "catalog", "errors", "core"},
     "shapes": {"shapes"},
     "core": {"core", "registry", "errors"},
-    "rewards": {"rewards", "core", "shapes", "registry", "catalog"},
+    "rewards": {"rewards", "core", "shapes", "registry", "catalog", "errors"},
     "pipelines": {"pipelines", "core", "registry", "catalog"},
-    "flow": {"flow", "pipelines", "core", "registry", "catalog", "config"},
+    "flow": {"flow", "pipelines", "core", "registry", "catalog", "config", "errors"},
     "report": {"report", "core"},
 }
 

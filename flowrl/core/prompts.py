@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flowrl.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class PromptSet:
@@ -29,11 +31,15 @@ def read_prompts(path: Path) -> PromptSet:
     """Reads a .txt file (one prompt a line) or a .jsonl file (objects with `prompt` and any other keys).
 
     Raises:
-        ValueError: nothing in it, or a line is malformed; names file and line.
+        ConfigError: nothing in it, or a line is malformed; names file and line.
     """
-    lines = [(number, line) for number, line in enumerate(path.read_text().splitlines(), 1) if line.strip()]
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text: {error}") from None
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not lines:
-        raise ValueError(f"{path}: no prompts in it")
+        raise ConfigError(f"{path}: no prompts in it")
     if path.suffix != ".jsonl":
         return PromptSet([line.strip() for _, line in lines], {})
     records = []
@@ -41,9 +47,9 @@ def read_prompts(path: Path) -> PromptSet:
         try:
             record = json.loads(line)
         except json.JSONDecodeError as error:
-            raise ValueError(f"{path}:{number}: not JSON: {error}") from None
+            raise ConfigError(f"{path}:{number}: not JSON: {error}") from None
         if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
-            raise ValueError(f"{path}:{number}: expected an object with a text 'prompt'")
+            raise ConfigError(f"{path}:{number}: expected an object with a text 'prompt'")
         records.append(record)
     names = sorted({name for record in records for name in record} - {"prompt"})
     columns = {name: [record.get(name) for record in records] for name in names}

@@ -44,9 +44,13 @@ class MetricsFile:
             file.write(_line({"iteration": iteration, **metrics}))
 
 
+def finite(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record with null for numbers that JSON does not know."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+
+
 def _line(record: Mapping[str, Any]) -> str:
-    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
-    return json.dumps(finite) + "\n"
+    return json.dumps(finite(record)) + "\n"
 
 
 class TensorBoard:

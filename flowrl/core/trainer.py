@@ -221,11 +221,11 @@ class Trainer:
             norm = float(self.accelerator.clip_grad_norm_(self.parameters.values(), self.settings.max_grad_norm))
             log.add("grad_norm", norm)
             self._warn_of_tiny_gradients(norm)
-            if math.isfinite(norm):
+            if math.isfinite(norm) or self.accelerator.scaler is not None:  # a scaler skips such steps itself
                 for group in self.optimizer.param_groups:
                     group["lr"] = self.learning_rate(self.num_steps)
                 self.optimizer.step()
-            else:
+            if not math.isfinite(norm):
                 logger.warning("iteration %d: gradient is not finite, optimizer step skipped", self.iteration + 1)
                 log.add("skipped_steps", 1.0)
         self.num_steps += 1
@@ -345,7 +345,7 @@ class _Averages:
                 self._peaks[name] = max(self._peaks[name], deviation)
 
     def peak(self, name: str) -> float:
-        return self._peaks[name]
+        return self._peaks.get(name, 0.0)
 
     def result(self) -> dict[str, float]:
         return {name: sum(values) / len(values) for name, values in self._values.items()} | dict(self._peaks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from diffusers import DiffusionPipeline
 
 from flowrl.catalog import find_model
 from flowrl.core.random import torch_generator
-from flowrl.pipelines.base import absent_components, quiet_loading
+from flowrl.pipelines.base import Conditioning, absent_components, quiet_loading
 
 from .policy import FlowPolicy
 
@@ -30,17 +31,16 @@ def export_policy(policy: FlowPolicy, base: str, folder: Path) -> float:
         RuntimeError: that difference is too large; the export cannot be trusted.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    dtype = next(policy.model.parameters()).dtype
     with quiet_loading():
         if policy.is_lora:
             path = find_model(base)
-            stock = DiffusionPipeline.from_pretrained(path, dtype=dtype, **absent_components(path))
+            stock = DiffusionPipeline.from_pretrained(path, dtype=torch.float32, **absent_components(path))
             policy.adapter.save_lora(folder)
             stock.load_lora_weights(str(folder))
             denoiser: Any = stock.transformer
         else:
             policy.model.save_pretrained(folder)
-            denoiser = type(policy.model).from_pretrained(folder, dtype=dtype)
+            denoiser = type(policy.model).from_pretrained(folder, dtype=torch.float32)
     error = _difference(policy, denoiser.to(policy.device).eval())
     if not error < TOLERANCE:
         raise RuntimeError(f"{folder}: reloaded into the stock pipeline, the velocity is off by {error:.1e}")
@@ -49,13 +49,15 @@ def export_policy(policy: FlowPolicy, base: str, folder: Path) -> float:
 
 @torch.no_grad()
 def _difference(policy: FlowPolicy, other: torch.nn.Module) -> float:
-    """Largest difference of velocity between the policy's denoiser and another one."""
+    """Largest difference of velocity between the policy's denoiser and another one, both in float32."""
     noise = policy.noise([torch_generator(0, "export", row) for row in range(2)])
     sigma = torch.tensor([0.9, 0.4], device=policy.device)
-    cond = policy.negative.expand(2)
-    own = policy.adapter.predict(noise, sigma, cond)
-    trained, policy.model = policy.model, other
+    cond = Conditioning({name: value.float() for name, value in policy.negative.expand(2).tensors.items()})
+    trained, results = policy.model, []
     try:
-        return (policy.adapter.predict(noise, sigma, cond) - own).abs().max().item()
+        for denoiser in (copy.deepcopy(trained).float(), other):
+            policy.model = denoiser
+            results.append(policy.adapter.predict(noise, sigma, cond))
     finally:
         policy.model = trained
+    return (results[0] - results[1]).abs().max().item()

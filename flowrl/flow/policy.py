@@ -18,6 +18,7 @@ from torch import nn
 from flowrl.core.gaussian import gaussian_log_prob
 from flowrl.core.random import torch_generator
 from flowrl.core.types import SampleIds, UnitBatch, UnitOutput
+from flowrl.errors import ConfigError
 from flowrl.pipelines.base import Conditioning, PipelineAdapter
 
 from .plans import StepPlan
@@ -115,7 +116,8 @@ class FlowPolicy:
         unique = sorted(set(self.prompts))
         adapter.pipe.to(self.device)
         self.table = Conditioning.concatenate([adapter.encode(unique[i : i + 64]) for i in range(0, len(unique), 64)])
-        self._table_row = torch.tensor([unique.index(prompt) for prompt in self.prompts])
+        row_of = {prompt: row for row, prompt in enumerate(unique)}
+        self._table_row = torch.tensor([row_of[prompt] for prompt in self.prompts])
         self.negative = adapter.encode([""])
 
     # what is trained
@@ -133,7 +135,7 @@ class FlowPolicy:
         """Trains a LoRA (peft, Gaussian init); the model without it is the reference.
 
         Raises:
-            ValueError: a target matches no module.
+            ConfigError: a target matches no module.
         """
         from peft import LoraConfig
 
@@ -141,7 +143,7 @@ class FlowPolicy:
         names = [name for name, _ in self.model.named_modules()]
         for target in targets:
             if not any(name == target or name.endswith("." + target) for name in names):
-                raise ValueError(f"LoRA target {target!r} matches no module of {type(self.model).__name__}")
+                raise ConfigError(f"LoRA target {target!r} matches no module of {type(self.model).__name__}")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.model.add_adapter(

@@ -54,6 +54,10 @@ class FlowGRPO(MethodConfig):
                 f"method.noise_level=0 makes every step deterministic, but method.name={self.name} learns from the "
                 "log-probs of stochastic steps; use a noise level such as 0.7"
             ]
+        if self.transition == "cps" and self.noise_level > 1:
+            return [
+                f"method.noise_level={self.noise_level:g}: with method.transition=cps at most 1, where all is new noise"
+            ]
         return [f"rollout.num_inference_steps={num_steps}: at least 2 are needed"] if num_steps < 2 else []
 
     def plan(self, num_steps: int, rng: np.random.Generator) -> StepPlan:
