@@ -66,15 +66,16 @@ def train(source: Any = None, overrides: Sequence[str] = (), *, resume: str | Pa
     train_prompts = read_prompts(find_prompts(config.data.train))
     judge_prompts = eval_prompts(config)
     scorer = Scorer(build_rewards(config.rewards))
+    build_rewards(config.eval_rewards)  # what cannot be built is told before there is a folder
     policy = build_policy(config, train_prompts, accelerator.device)
 
     folder = Path(config.output_dir)
+    method = cast(Method, config.method)
+    trainer = Trainer(trainer_settings(config), policy, method, scorer, train_prompts, accelerator, folder)
     if accelerator.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
     accelerator.wait_for_everyone()
-    method = cast(Method, config.method)
-    trainer = Trainer(trainer_settings(config), policy, method, scorer, train_prompts, accelerator, folder)
     return _Run(config, policy, trainer, judge_prompts, accelerator, folder, started).go(resume is not None)
 
 
