@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from PIL import Image
 
 from flowrl.catalog import PIPELINES, find_prompts
-from flowrl.config import Config, load_config
+from flowrl.config import Config, load_config, load_run_config
 from flowrl.core.checkpoint import list_checkpoints, load_checkpoint
 from flowrl.core.evaluation import Evaluation
 from flowrl.core.evaluation import evaluate as evaluate_prompts
@@ -40,6 +40,7 @@ def build_accelerator(config: Config) -> Accelerator:
     if use_cpu and config.model.dtype == "float16":
         raise ConfigError("model.dtype=float16 needs a GPU; on a CPU use float32")
     precision = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}[config.model.dtype]
+    AcceleratorState._reset_state()  # an earlier run in this process may have had another precision
     return Accelerator(mixed_precision=precision, cpu=use_cpu)
 
 
@@ -106,21 +107,6 @@ def _stored_weights(run: Path, weights: str) -> tuple[str, dict[str, torch.Tenso
     if file not in stored:
         raise ConfigError(f"{str(run)!r} keeps no {name} weights; it keeps {', '.join(sorted(stored))}")
     return name, stored[file]
-
-
-def load_run_config(run: str | Path) -> Config:
-    """The resolved config in the folder of a run.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    path = Path(run) / "config.yaml"
-    if not path.is_file():
-        raise ConfigError(f"{str(run)!r} is not the folder of a run (no config.yaml in it)")
-    tree = yaml.safe_load(path.read_text())
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{path} holds no config; was it cut off?")
-    return load_config(tree)
 
 
 def eval_prompts(config: Config) -> PromptSet:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from flowrl import __version__
 from flowrl.catalog import METHODS, REWARDS
-from flowrl.config import EvalSection, apply_override, check_files, load_config
+from flowrl.config import EvalSection, apply_override, check_files, load_config, load_run_config
 from flowrl.errors import ConfigError, FlowrlError
 from flowrl.registry import suggest
 
@@ -51,6 +51,7 @@ def train(
     if resume is not None:
         if arguments:
             raise ConfigError("--resume goes on with the run's own config; it takes no further arguments")
+        load_run_config(resume)
         from flowrl.run import train as start
 
         start(resume=resume)

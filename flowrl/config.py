@@ -296,6 +296,21 @@ def load_config(source: str | Path | dict[str, Any] | None = None, overrides: Se
         raise ConfigError("\n".join(_explain(item) for item in error.errors())) from None
 
 
+def load_run_config(run: str | Path) -> Config:
+    """The resolved config in the folder of a run.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    path = Path(run) / "config.yaml"
+    if not path.is_file():
+        raise ConfigError(f"{str(run)!r} is not the folder of a run (no config.yaml in it)")
+    tree = yaml.safe_load(path.read_text())
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path} holds no config; was it cut off?")
+    return load_config(tree)
+
+
 def apply_override(tree: dict[str, Any], override: str) -> None:
     """Sets `dotted.key=value` in a tree of sections; the value is YAML.
 

@@ -19,12 +19,11 @@ from flowrl.build import (
     build_policy,
     eval_prompts,
     evaluate_policy,
-    load_run_config,
     sample_rows,
     trainer_settings,
 )
 from flowrl.catalog import find_prompts
-from flowrl.config import Config, check_files, load_config
+from flowrl.config import Config, check_files, load_config, load_run_config
 from flowrl.core.checkpoint import list_checkpoints
 from flowrl.core.evaluation import Evaluation
 from flowrl.core.policy import Method
@@ -212,6 +211,7 @@ class _Run:
 
     def _export(self) -> str:
         """Writes what stock diffusers loads, and proves it by loading it."""
+        self.policy.model = self.accelerator.unwrap_model(self.policy.model, keep_fp32_wrapper=False)
         with self.trainer.evaluation_weights() as weights:
             error = export_policy(self.policy, self.config.model.path, self.folder / "export")
         return f"{weights} weights; reloaded into the stock pipeline, largest difference of its velocity {error:.1e}"

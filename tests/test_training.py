@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import flowrl
 from flowrl.config import load_config
 from flowrl.errors import RewardError
 from flowrl.run import train
@@ -111,6 +112,19 @@ def test_a_reward_of_weight_zero_only_monitors(tmp_path):
 def test_a_run_without_any_score_stops(tmp_path):
     with pytest.raises(RewardError, match="no sample got a score of fake_rewards:never"):
         run(tmp_path, "rewards={'fake_rewards:never': 1}")
+
+
+@pytest.mark.parametrize("lora", [True, False])
+def test_bfloat16_runs_to_the_end_with_float32_weights(tmp_path, lora):
+    extra = ["model.lora.rank=4"] if lora else []
+    records = run(
+        tmp_path, "rewards={'fake_rewards:dark': 1}", "model.dtype=bfloat16", "iterations=1", "method.beta=0.1", *extra
+    )
+    assert records[0]["ratio_deviation_first"] < 0.05
+    assert all(tensor.dtype == torch.float32 for tensor in weights(tmp_path, 1).values())
+    assert "reloaded into the stock pipeline" in (tmp_path / "summary.md").read_text()
+    _, result = flowrl.evaluate(tmp_path)
+    assert result.weights == "raw"
 
 
 def test_reward_rises(tmp_path):

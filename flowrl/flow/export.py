@@ -34,7 +34,9 @@ def export_policy(policy: FlowPolicy, base: str, folder: Path) -> float:
     with quiet_loading():
         if policy.is_lora:
             path = find_model(base)
-            stock = DiffusionPipeline.from_pretrained(path, dtype=torch.float32, **absent_components(path))
+            frozen = policy.adapter.pipe.vae.dtype  # the base weights are rounded to it here as they were there
+            stock = DiffusionPipeline.from_pretrained(path, dtype=frozen, **absent_components(path))
+            stock.transformer.float()
             policy.adapter.save_lora(folder)
             stock.load_lora_weights(str(folder))
             denoiser: Any = stock.transformer
