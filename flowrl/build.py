@@ -90,7 +90,8 @@ def load_policy(
         for key, parameter in policy.trainable_parameters():
             if name != "base":
                 parameter.copy_(stored[key])
-    policy.model.to(_DTYPES[config.model.dtype])
+    if config.model.dtype != "float32":
+        policy.model.to(_DTYPES[config.model.dtype])
     return policy, config
 
 

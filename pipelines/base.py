@@ -120,15 +120,19 @@ class PipelineAdapter(ABC):
 
 
 @contextmanager
-def quiet_loading() -> Iterator[None]:
-    """Without the progress bars of diffusers and transformers, whose settings are put back afterwards."""
+def quiet_loading(*, warnings: bool = True) -> Iterator[None]:
+    """Without the progress bars of diffusers and transformers, and on demand without diffusers' warnings."""
     libraries = (diffusers.utils.logging, transformers.utils.logging)
     shown = [library for library in libraries if library.is_progress_bar_enabled()]
+    verbosity = diffusers.utils.logging.get_verbosity()
     for library in shown:
         library.disable_progress_bar()
+    if not warnings:
+        diffusers.utils.logging.set_verbosity_error()
     try:
         yield
     finally:
+        diffusers.utils.logging.set_verbosity(verbosity)
         for library in shown:
             library.enable_progress_bar()
 

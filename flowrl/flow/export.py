@@ -31,12 +31,12 @@ def export_policy(policy: FlowPolicy, base: str, folder: Path) -> float:
         RuntimeError: that difference is too large; the export cannot be trusted.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with quiet_loading():
+    with quiet_loading(warnings=False):  # what matters is compared below
         if policy.is_lora:
             path = find_model(base)
             frozen = policy.adapter.pipe.vae.dtype  # the base weights are rounded to it here as they were there
             stock = DiffusionPipeline.from_pretrained(path, dtype=frozen, **absent_components(path))
-            stock.transformer.float()
+            _to_float32(stock.transformer)
             policy.adapter.save_lora(folder)
             stock.load_lora_weights(str(folder))
             denoiser: Any = stock.transformer
@@ -49,6 +49,13 @@ def export_policy(policy: FlowPolicy, base: str, folder: Path) -> float:
     return error
 
 
+def _to_float32(module: torch.nn.Module) -> torch.nn.Module:
+    """The module itself, in float32; diffusers warns of `module.float()` even where it changes nothing."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        tensor.data = tensor.data.float()
+    return module
+
+
 @torch.no_grad()
 def _difference(policy: FlowPolicy, other: torch.nn.Module) -> float:
     """Largest difference of velocity between the policy's denoiser and another one, both in float32."""
@@ -57,7 +64,7 @@ def _difference(policy: FlowPolicy, other: torch.nn.Module) -> float:
     cond = Conditioning({name: value.float() for name, value in policy.negative.expand(2).tensors.items()})
     trained, results = policy.model, []
     try:
-        for denoiser in (copy.deepcopy(trained).float(), other):
+        for denoiser in (_to_float32(copy.deepcopy(trained)), other):
             policy.model = denoiser
             results.append(policy.adapter.predict(noise, sigma, cond))
     finally:
