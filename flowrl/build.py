@@ -84,7 +84,12 @@ def load_policy(
         ConfigError: `run` is not the folder of a run, or does not have these weights.
     """
     config = load_run_config(run)
-    name, stored = _stored_weights(Path(run), weights)
+    return _load_weights(Path(run), config, weights, device)[0], config
+
+
+def _load_weights(run: Path, config: Config, weights: str, device: torch.device | str) -> tuple[FlowPolicy, str]:
+    """The policy, and what `weights` means in this run: "raw", "ema" or "base"."""
+    name, stored = _stored_weights(run, weights)
     policy = build_policy(config, PromptSet([""], {}), device)
     with torch.no_grad():
         for key, parameter in policy.trainable_parameters():
@@ -92,11 +97,11 @@ def load_policy(
                 parameter.copy_(stored[key])
     if config.model.dtype != "float32":
         policy.model.to(_DTYPES[config.model.dtype])
-    return policy, config
+    return policy, name
 
 
 def _stored_weights(run: Path, weights: str) -> tuple[str, dict[str, torch.Tensor]]:
-    """What `weights` means in this run, "raw", "ema" or "base", and the tensors of its newest checkpoint."""
+    """What `weights` means in this run, and those tensors of its newest checkpoint."""
     if weights == "base":
         return "base", {}
     checkpoints = list_checkpoints(run / "checkpoints")
@@ -158,8 +163,7 @@ def evaluate(run: str | Path, *, weights: str = "auto", **overrides: Any) -> tup
     if overrides:
         config = load_config(config.model_dump() | {"eval": config.eval.model_dump() | overrides})
     accelerator = build_accelerator(config)
-    policy, _ = load_policy(run, weights=weights, device=accelerator.device)
-    name, _ = _stored_weights(Path(run), weights)
+    policy, name = _load_weights(Path(run), config, weights, accelerator.device)
     prompts = eval_prompts(config)
     return prompts, evaluate_policy(policy, config, prompts, accelerator, weights=name)
 

@@ -97,6 +97,7 @@ class _Run:
         self.phases: dict[str, float] = {}
 
     def go(self, resuming: bool) -> Path:
+        """Runs from the newest checkpoint, or from the start; returns the folder."""
         trainer, folder = self.trainer, self.folder
         if resuming:
             trainer.resume()

@@ -137,6 +137,12 @@ def quiet_loading(*, warnings: bool = True) -> Iterator[None]:
             library.enable_progress_bar()
 
 
+def unmatched_targets(module: nn.Module, targets: Sequence[str]) -> list[str]:
+    """LoRA targets, as peft reads them, that no submodule's name equals or ends with."""
+    names = [name for name, _ in module.named_modules()]
+    return [t for t in targets if not any(name == t or name.endswith("." + t) for name in names)]
+
+
 def absent_components(path: str) -> dict[str, None]:
     """Components that a pipeline folder says it does not have, as arguments for `from_pretrained`."""
     index = Path(path) / "model_index.json"
@@ -185,7 +191,6 @@ def check_pipeline(adapter: PipelineAdapter) -> dict[str, float]:
     images = adapter.decode(x)
     require(images.ndim == 4 and images.shape[:2] == (2, 3), f"decode gave shape {tuple(images.shape)}")
     require(bool(images.min() >= 0) and bool(images.max() <= 1), "decode must give values in [0, 1]")
-    names = [name for name, _ in adapter.denoiser.named_modules()]
-    for target in adapter.lora_targets:
-        require(any(name == target or name.endswith("." + target) for name in names), f"no module matches {target!r}")
+    unmatched = unmatched_targets(adapter.denoiser, adapter.lora_targets)
+    require(not unmatched, f"no module matches {', '.join(map(repr, unmatched))}")
     return {"batch_gap": gap, "guidance_gap": guidance_gap}

@@ -14,9 +14,9 @@ CONFIGS = sorted(Path(str(files("flowrl.configs"))).glob("*.yaml"))
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_shipped_config_is_valid(path):
     config = load_config(path)
-    find_prompts(config.data.train)
-    find_prompts(config.data.eval)
-    find_model(config.model.path)
+    assert find_prompts(config.data.train).is_file()
+    assert find_prompts(config.data.eval).is_file()
+    assert find_model(config.model.path)
 
 
 @pytest.mark.parametrize("name", list(METHODS))

@@ -19,7 +19,7 @@ from flowrl.core.gaussian import gaussian_log_prob
 from flowrl.core.random import torch_generator
 from flowrl.core.types import SampleIds, UnitBatch, UnitOutput
 from flowrl.errors import ConfigError
-from flowrl.pipelines.base import Conditioning, PipelineAdapter
+from flowrl.pipelines.base import Conditioning, PipelineAdapter, unmatched_targets
 
 from .plans import StepPlan
 from .rollout import Trajectory, integrate, sample_ode
@@ -140,10 +140,9 @@ class FlowPolicy:
         from peft import LoraConfig
 
         targets = targets or self.adapter.lora_targets
-        names = [name for name, _ in self.model.named_modules()]
-        for target in targets:
-            if not any(name == target or name.endswith("." + target) for name in names):
-                raise ConfigError(f"LoRA target {target!r} matches no module of {type(self.model).__name__}")
+        unmatched = unmatched_targets(self.model, targets)
+        if unmatched:
+            raise ConfigError(f"LoRA target {unmatched[0]!r} matches no module of {type(self.model).__name__}")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.model.add_adapter(
