@@ -14,6 +14,7 @@ from PIL import Image
 from flowrl.catalog import PIPELINES, find_prompts
 from flowrl.config import Config, load_config, load_run_config
 from flowrl.core.checkpoint import list_checkpoints, load_checkpoint
+from flowrl.core.controllers import SelfPaced
 from flowrl.core.evaluation import Evaluation
 from flowrl.core.evaluation import evaluate as evaluate_prompts
 from flowrl.core.prompts import PromptSet, read_prompts
@@ -46,7 +47,7 @@ def build_accelerator(config: Config) -> Accelerator:
 
 def build_policy(config: Config, prompts: PromptSet, device: torch.device | str = "cpu") -> FlowPolicy:
     """The policy of a config, with its trainable weights as they are before training."""
-    model, method = config.model, config.method
+    model, method, share = config.model, config.method, config.rollout.share_initial_noise
     adapter = PIPELINES.load(model.family).load(
         model.path,
         dtype=_DTYPES[model.dtype],
@@ -60,9 +61,12 @@ def build_policy(config: Config, prompts: PromptSet, device: torch.device | str 
         transition=getattr(method, "transition", "flow_sde"),
         num_inference_steps=config.rollout.num_inference_steps,
         guidance_scale=config.rollout.guidance_scale,
-        share_initial_noise=config.rollout.share_initial_noise,
+        share_initial_noise=getattr(method, "shares_noise", False) if share is None else share,
+        group_size=config.rollout.group_size,
         storage_dtype=_DTYPES[config.rollout.storage_dtype],
         reduction=getattr(method, "log_prob_reduction", "mean"),
+        keep_means=getattr(method, "needs_means", False),
+        batch_size=config.rollout.batch_size,
         device=device,
     )
     if model.lora:
@@ -116,9 +120,10 @@ def _stored_weights(run: Path, weights: str) -> tuple[str, dict[str, torch.Tenso
 
 
 def eval_prompts(config: Config) -> PromptSet:
-    """The prompts that a config is judged on."""
+    """The prompts that a config is judged on, each as often as it is drawn."""
     prompts = read_prompts(find_prompts(config.data.eval))
-    return prompts.rows(list(range(min(len(prompts), config.eval.num_prompts or len(prompts)))))
+    rows = range(min(len(prompts), config.eval.num_prompts or len(prompts)))
+    return prompts.rows([row for row in rows for _ in range(config.eval.num_images)])
 
 
 def evaluate_policy(
@@ -135,7 +140,7 @@ def evaluate_policy(
         images = sample_rows(policy, config, prompts, accelerator, rows)
         return to_pil(images), images
 
-    scorer = Scorer(build_rewards(config.eval_rewards))
+    scorer = Scorer([reward for reward in build_rewards(config.eval_rewards) if not reward.pairwise])
     return evaluate_prompts(sample, prompts, scorer, accelerator, batch_size=config.eval.batch_size, weights=weights)
 
 
@@ -168,13 +173,21 @@ def evaluate(run: str | Path, *, weights: str = "auto", **overrides: Any) -> tup
     return prompts, evaluate_policy(policy, config, prompts, accelerator, weights=name)
 
 
+def build_controller(config: Config) -> SelfPaced | None:
+    """What moves the rewards' weights, if anything does."""
+    if config.reward_schedule is None:
+        return None
+    fields = config.reward_schedule.model_dump(exclude={"name", "order"})
+    names = config.reward_schedule.order
+    return SelfPaced(names, [reward.name for reward in config.rewards if reward.name not in names], **fields)
+
+
 def trainer_settings(config: Config) -> Settings:
     """The part of a config that the loop itself has to know."""
     o, r = config.optimizer, config.rollout
     return Settings(
         seed=config.seed,
         iterations=config.iterations,
-        num_inference_steps=r.num_inference_steps,
         num_prompts=r.num_prompts,
         group_size=r.group_size,
         rollout_batch_size=r.batch_size,

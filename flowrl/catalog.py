@@ -13,6 +13,17 @@ METHODS = Registry(
     {
         "flow_grpo": "flowrl.flow.methods.flow_grpo:FlowGRPO",
         "flow_grpo_fast": "flowrl.flow.methods.flow_grpo_fast:FlowGRPOFast",
+        "grpo_guard": "flowrl.flow.methods.grpo_guard:GRPOGuard",
+        "flow_dppo": "flowrl.flow.methods.flow_dppo:FlowDPPO",
+        "dance_grpo": "flowrl.flow.methods.dance_grpo:DanceGRPO",
+        "mix_grpo": "flowrl.flow.methods.mix_grpo:MixGRPO",
+        "dense_grpo": "flowrl.flow.methods.dense_grpo:DenseGRPO",
+        "turning_point_grpo": "flowrl.flow.methods.turning_point_grpo:TurningPointGRPO",
+        "granular_grpo": "flowrl.flow.methods.granular_grpo:GranularGRPO",
+        "entropy_grpo": "flowrl.flow.methods.entropy_grpo:EntropyGRPO",
+        "smart_grpo": "flowrl.flow.methods.smart_grpo:SmartGRPO",
+        "pref_grpo": "flowrl.flow.methods.pref_grpo:PrefGRPO",
+        "branch_grpo": "flowrl.flow.methods.branch_grpo:BranchGRPO",
     },
 )
 

@@ -10,7 +10,7 @@ import importlib.util
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, ValidationError, model_validator
@@ -18,6 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsA
 from .catalog import METHODS, PIPELINES, REWARDS, find_config, find_model, find_prompts
 from .core.prompts import read_prompts
 from .errors import ConfigError
+from .explain import explain
 from .registry import import_string, suggest
 
 
@@ -39,8 +40,8 @@ class MethodConfig(Section):
         """Whether the loss asks for the model as it was before training."""
         return False
 
-    def problems(self, num_steps: int) -> list[str]:
-        """Why this method cannot run on a grid of `num_steps`; empty if it can."""
+    def problems(self, rollout: RolloutSection) -> list[str]:
+        """Why this method cannot run on such rollouts; empty if it can."""
         return []
 
 
@@ -53,8 +54,7 @@ def _build_method(value: Any) -> Any:
     try:
         return method.model_validate(value)
     except ValidationError as error:
-        known = list(method.model_fields)
-        raise ValueError("\n".join(_explain(item, ("method",), known) for item in error.errors())) from None
+        raise ValueError("\n".join(explain(item, method, prefix=("method",)) for item in error.errors())) from None
 
 
 class LoraSection(Section):
@@ -127,12 +127,30 @@ class RolloutSection(Section):
     """Groups of an iteration."""
     group_size: int = Field(16, ge=1)
     """Samples of one prompt that are compared with each other."""
-    share_initial_noise: bool = False
-    """The samples of a group start from the same noise, so that their rewards differ only by what is trained."""
+    share_initial_noise: bool | None = None
+    """The samples of a group start from the same noise, and are one until the first stochastic step; default: as the
+    method's paper does."""
     batch_size: int = Field(64, ge=1)
     """Samples in one forward pass of the rollout, on each rank."""
     storage_dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Of stored latents."""
+
+
+class ScheduleSection(Section):
+    """Moves the rewards' weights in the course of training; see `flowrl.core.controllers.SelfPaced`."""
+
+    name: Literal["self_paced"] = "self_paced"
+    """Self-paced: from easy rewards to hard ones as the model becomes competent (arXiv 2511.19356)."""
+    order: list[str] = Field(min_length=2)
+    """Rewards from easy to hard, with values in [0, 1]; the others keep their weights."""
+    sharpness: float = Field(8.0, gt=0)
+    """How suddenly a reward hands over."""
+    threshold: float = 0.75
+    """Competence, the running mean of a reward, at which half of its weight has gone."""
+    decay: float = Field(0.9, ge=0, lt=1)
+    """Of the running means, for each iteration."""
+    floor: float = Field(0.05, ge=0, le=0.5)
+    """No weight falls below this."""
 
 
 class OptimizerSection(Section):
@@ -169,6 +187,8 @@ class EvalSection(Section):
     """Also evaluate every so many iterations; 0: only before and after."""
     num_prompts: int | None = Field(None, ge=1)
     """Rows of the eval file to use; default: all."""
+    num_images: int = Field(1, ge=1)
+    """Images of each row, from different noise."""
     num_inference_steps: int = Field(20, ge=1)
     """Steps of the sampler."""
     guidance_scale: float = Field(1.0, ge=0)
@@ -206,6 +226,7 @@ class Config(Section):
     model: ModelSection = ModelSection()
     data: DataSection = DataSection()
     rewards: Rewards
+    reward_schedule: ScheduleSection | None = None
     method: Annotated[SerializeAsAny[MethodConfig], BeforeValidator(_build_method)]
     rollout: RolloutSection = RolloutSection()
     optimizer: OptimizerSection = OptimizerSection()
@@ -214,7 +235,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Config:
-        found = self.method.problems(self.rollout.num_inference_steps)
+        found = self.method.problems(self.rollout)
         found += self._check_groups() + self._check_names()
         if found:
             raise ValueError("\n".join(found))
@@ -247,6 +268,12 @@ class Config(Section):
         found += [f"rewards: {name!r} is named twice" for name in sorted({n for n in names if names.count(n) > 1})]
         for reward in [*self.rewards, *self.eval.rewards]:
             found += _reward_problem(reward.name)
+        if self.reward_schedule:
+            found += [
+                f"reward_schedule.order: {name!r} is not among the rewards; {suggest(name, names)}"
+                for name in self.reward_schedule.order
+                if name not in names
+            ]
         return found
 
     @property
@@ -293,7 +320,7 @@ def load_config(source: str | Path | dict[str, Any] | None = None, overrides: Se
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(item) for item in error.errors())) from None
+        raise ConfigError("\n".join(explain(item, Config) for item in error.errors())) from None
 
 
 def load_run_config(run: str | Path) -> Config:
@@ -352,40 +379,6 @@ def _number(value: Any) -> Any:
         except ValueError:
             return value
     return value
-
-
-def _fields(location: Sequence[Any]) -> list[str]:
-    """Field names of the section that an error lies in."""
-    model: type[BaseModel] = Config
-    for part in location:
-        field = model.model_fields.get(part) if isinstance(part, str) else None
-        if field is not None:
-            candidates = [field.annotation, *get_args(field.annotation)]
-            model = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), model)
-    return list(model.model_fields)
-
-
-def _explain(error: Any, prefix: tuple[str, ...] = (), known: list[str] | None = None) -> str:
-    """One line for one error of pydantic's; `known` are the keys of its section, if that is not in the tree."""
-    location = (*prefix, *error["loc"])
-    dotted = ".".join(map(str, location))
-    if error["type"] == "extra_forbidden":
-        return f"unknown key {dotted!r}; {_suggest_key(str(location[-1]), known or _fields(location[:-1]))}"
-    if error["type"] == "value_error":
-        return str(error["ctx"]["error"])
-    if error["type"] == "missing":
-        return f"missing key {dotted!r}"
-    return f"{dotted}={error['input']!r}: {error['msg'][0].lower()}{error['msg'][1:]}"
-
-
-def _suggest_key(name: str, known: list[str]) -> str:
-    """Nearest key of the section, or the section in which the key exists."""
-    elsewhere = [
-        f"{section}.{name}"
-        for section, field in Config.model_fields.items()
-        if isinstance(field.annotation, type) and name in getattr(field.annotation, "model_fields", {})
-    ]
-    return f"did you mean {elsewhere[0]!r}?" if elsewhere else suggest(name, known)
 
 
 def check_files(config: Config, *, resume: bool = False) -> None:

@@ -16,6 +16,7 @@ from accelerate import Accelerator
 
 from flowrl.build import (
     build_accelerator,
+    build_controller,
     build_policy,
     eval_prompts,
     evaluate_policy,
@@ -70,7 +71,10 @@ def train(source: Any = None, overrides: Sequence[str] = (), *, resume: str | Pa
 
     folder = Path(config.output_dir)
     method = cast(Method, config.method)
-    trainer = Trainer(trainer_settings(config), policy, method, scorer, train_prompts, accelerator, folder)
+    controller = build_controller(config)
+    trainer = Trainer(
+        trainer_settings(config), policy, method, scorer, train_prompts, accelerator, folder, controller=controller
+    )
     if accelerator.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))

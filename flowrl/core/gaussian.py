@@ -28,7 +28,7 @@ def _reduce(values: torch.Tensor, reduction: str) -> torch.Tensor:
         return values.flatten(1).mean(1)
     if reduction == "sum":
         return values.flatten(1).sum(1)
-    raise ValueError(f"unknown reduction {reduction!r}; known: mean, sum")
+    raise ValueError(f"unknown reduction {reduction!r}; known: mean, sum, pseudo")
 
 
 def gaussian_log_prob(
@@ -40,12 +40,16 @@ def gaussian_log_prob(
         x: `(B, ...)`.
         mean: `(B, ...)`.
         std: `(B,)`, positive.
-        reduction: "mean" over latent elements (what clip ranges of the literature refer to), or "sum" (nats).
+        reduction: "mean" over latent elements (what clip ranges of the literature refer to), "sum" (nats), or
+            "pseudo": -mean (x - mean)^2, what public code for coefficients-preserving sampling calls its log-prob;
+            a ratio of it is the true one to the power 2 std^2.
 
     Returns:
         `(B,)` float32.
     """
     _same_shape(x, mean)
+    if reduction == "pseudo":
+        return -_reduce((x.float() - mean.float()).square(), "mean")
     scale = per_row(std, x)
     z = (x.float() - mean.float()) / scale
     return _reduce(-0.5 * z.square() - scale.log() - LOG_SQRT_2PI, reduction)

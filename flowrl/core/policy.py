@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
-from .types import SampleIds, UnitBatch, UnitOutput
+from .types import SampleIds, Scores, UnitBatch, UnitOutput
+
+Score = Callable[[Any, torch.Tensor], torch.Tensor]
+"""`(final latents (n, ...), prompt rows (n,)) -> rewards (n,)`, NaN = no score."""
 
 
 class Rollout(Protocol):
@@ -22,17 +25,22 @@ class Rollout(Protocol):
 
     @property
     def completions(self) -> list[Any]:
-        """What rewards are given, one for each sample; filled by `Policy.decode`."""
+        """What rewards are given; filled by `Policy.decode`."""
+        ...
+
+    @property
+    def owners(self) -> torch.Tensor:
+        """`(M,)` rows of the samples that the completions are of."""
+        ...
+
+    @property
+    def views(self) -> torch.Tensor:
+        """`(n, V)` completions of each sample; the last is the sample itself."""
         ...
 
     @property
     def num_units(self) -> int:
         """Stored units of each sample."""
-        ...
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """Figures worth logging, for instance network evaluations."""
         ...
 
     def pick(self, rows: torch.Tensor, units: torch.Tensor, advantages: torch.Tensor) -> UnitBatch:
@@ -44,6 +52,15 @@ class Policy(Protocol):
     """A model that can sample and can score what it sampled."""
 
     model: nn.Module
+    grid: torch.Tensor
+
+    def render(self, latents: Any) -> list[Any]:
+        """Completions of final latents."""
+        ...
+
+    def take_counts(self) -> dict[str, int]:
+        """Network evaluations by phase since the last call."""
+        ...
 
     def decode(self, rollout: Any) -> Rollout:
         """The rollout with its completions."""
@@ -53,12 +70,12 @@ class Policy(Protocol):
         """Names and float32 parameters that the optimizer moves."""
         ...
 
-    def rollout(self, ids: SampleIds, plan: Any, *, seed: int, iteration: int) -> Rollout:
-        """Samples without gradient, keeping the units that `plan` trains."""
+    def rollout(self, ids: SampleIds, plan: Any, *, seed: int, iteration: int, noise: Any = None) -> Rollout:
+        """Samples without gradient, keeping the units that `plan` trains; `noise` as of `Method.start`."""
         ...
 
     def join(self, rollouts: list[Any]) -> Rollout:
-        """Several micro-batches of one plan as one rollout."""
+        """Several micro-batches as one rollout."""
         ...
 
     def replay(self, batch: UnitBatch) -> UnitOutput:
@@ -75,12 +92,20 @@ class Method(Protocol):
 
     name: str
 
-    def plan(self, num_steps: int, rng: Any) -> Any:
-        """Which units of the next rollout are sampled how, and trained."""
+    def plans(self, grid: torch.Tensor, *, iteration: int, rng: Any) -> list[Any]:
+        """Which units of the next rollout are sampled how, and trained; the groups share out several plans."""
         ...
 
-    def advantages(self, rewards: torch.Tensor, group_ids: torch.Tensor) -> torch.Tensor:
-        """Rewards `(N,)` (NaN = no score) to advantages `(N,)`."""
+    def start(self, policy: Any, score: Score, ids: SampleIds, *, seed: int, iteration: int) -> torch.Tensor | None:
+        """Initial noise of the samples `(n, ...)`, if it is not simply drawn."""
+        ...
+
+    def advantages(self, scores: Scores) -> torch.Tensor:
+        """Scores to advantages of samples `(N, 1)` or units `(N, U)`."""
+        ...
+
+    def select(self, advantages: torch.Tensor, scores: Scores, rng: Any) -> torch.Tensor:
+        """Which units `(N, U)` enter the loss, bool; `advantages (N, U)`."""
         ...
 
     def loss(self, policy: Policy, batch: UnitBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

@@ -2,6 +2,9 @@
 
 A reward is any object called as `reward(prompts=..., completions=..., **columns)` that returns one float, or None for
 "no score", for each completion: TRL's contract. Columns are the fields of the prompt file, as lists.
+
+A reward with an attribute `pairwise = True` is called with `opponents=...` besides and returns how surely each
+completion beats its opponent, in [0, 1] (0.5 a tie); its column is the share of wins within a group.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import torch
@@ -25,11 +29,16 @@ class Reward:
     function: Callable[..., Iterable[float | None]]
     weight: float = 1.0
 
+    @property
+    def pairwise(self) -> bool:
+        """Whether it compares two completions of a prompt."""
+        return bool(getattr(self.function, "pairwise", False))
+
 
 def call_reward(
     reward: Reward, prompts: list[str], completions: list[Any], columns: dict[str, list[Any]]
 ) -> list[float]:
-    """Scores of one reward, NaN where it gives none.
+    """Scores of one reward, NaN where it gives none. `opponents` of a pairwise reward are among the columns.
 
     Raises:
         RewardError: an exception inside the reward, a wrong number of scores, or something that is no number.
@@ -52,6 +61,41 @@ def call_reward(
     return scores
 
 
+def call_pairwise(
+    reward: Reward,
+    prompts: list[str],
+    completions: list[Any],
+    columns: dict[str, list[Any]],
+    groups: Sequence[int] | None,
+) -> list[float]:
+    """Win rate of each completion against those of its group (Pref-GRPO, arXiv 2508.20751).
+
+    Every pair is judged once; a pair without a score is left out, a completion without a judged pair has none.
+
+    Raises:
+        RewardError: no groups to compare in, or what `call_reward` raises.
+    """
+    if groups is None:
+        raise RewardError(f"reward {reward.name!r} compares pairs, so it cannot judge images one by one")
+    members = range(len(completions))
+    pairs = [(i, j) for i, j in combinations(members, 2) if groups[i] == groups[j]]
+    first = [i for i, _ in pairs]
+    given = {name: [values[i] for i in first] for name, values in columns.items()}
+    given["opponents"] = [completions[j] for _, j in pairs]
+    wins = call_reward(reward, [prompts[i] for i in first], [completions[i] for i in first], given)
+    if any(not math.isnan(win) and not 0 <= win <= 1 for win in wins):
+        raise RewardError(
+            f"reward {reward.name!r} is pairwise: expected values in [0, 1], got {min(wins)} to {max(wins)}"
+        )
+    total, judged = [0.0] * len(completions), [0] * len(completions)
+    for (i, j), win in zip(pairs, wins, strict=True):
+        if not math.isnan(win):
+            for index, value in ((i, win), (j, 1 - win)):
+                total[index] += value
+                judged[index] += 1
+    return [value / count if count else math.nan for value, count in zip(total, judged, strict=True)]
+
+
 class Scorer:
     """Turns completions into a table with one column for each reward.
 
@@ -67,24 +111,23 @@ class Scorer:
         """Names of the columns."""
         return [reward.name for reward in self.rewards]
 
-    def submit(self, prompts: list[str], completions: list[Any], columns: dict[str, list[Any]]) -> Future[torch.Tensor]:
-        """Future of the table `(n, R)` float64."""
+    def submit(
+        self,
+        prompts: list[str],
+        completions: list[Any],
+        columns: dict[str, list[Any]],
+        groups: Sequence[int] | None = None,
+    ) -> Future[torch.Tensor]:
+        """Future of the table `(n, R)` float64. Pairwise rewards compare completions of equal `groups (n,)`."""
         future: Future[torch.Tensor] = Future()
-        table = [call_reward(reward, prompts, completions, columns) for reward in self.rewards]
+        table = [
+            call_pairwise(reward, prompts, completions, columns, groups)
+            if reward.pairwise
+            else call_reward(reward, prompts, completions, columns)
+            for reward in self.rewards
+        ]
         future.set_result(torch.tensor(table, dtype=torch.float64).reshape(len(self.rewards), len(completions)).T)
         return future
-
-
-def weighted_sum(table: torch.Tensor, weights: Sequence[float]) -> torch.Tensor:
-    """Sum of the columns of `(N, R)` times their weights, `(N,)`.
-
-    A sample without a score in a column of non-zero weight has no sum: NaN. Columns of weight 0 only monitor, so
-    they cannot spoil it.
-    """
-    if table.shape[1] != len(weights):
-        raise ValueError(f"{table.shape[1]} reward columns, {len(weights)} weights")
-    used = [column for column, weight in enumerate(weights) if weight]
-    return table[:, used] @ torch.tensor([weights[column] for column in used], dtype=table.dtype)
 
 
 def check_reward(

@@ -7,6 +7,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,18 +16,20 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from flowrl.errors import RewardError
+from flowrl.errors import ConfigError, RewardError
 
 from .advantages import zero_std_fraction
 from .checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
+from .combine import weighted_sum
+from .controllers import Controller
 from .distributed import gather_rows, shard
 from .ema import EMA
-from .groups import iteration_ids
+from .groups import iteration_ids, plan_batches
 from .policy import Method, Policy, Rollout
 from .prompts import PromptSet
 from .random import numpy_generator, torch_generator
-from .scoring import Scorer, weighted_sum
-from .types import SampleIds
+from .scoring import Scorer
+from .types import SampleIds, Scores
 
 logger = logging.getLogger("flowrl")
 
@@ -37,7 +40,6 @@ class Settings:
 
     seed: int
     iterations: int
-    num_inference_steps: int
     num_prompts: int
     group_size: int
     rollout_batch_size: int
@@ -62,6 +64,10 @@ class Trainer:
     Args:
         on_iteration: called with (iteration, metrics, seconds by phase) after each iteration, on every rank.
         folder: of the run; checkpoints go to `folder/checkpoints`.
+        controller: moves the rewards' weights in the course of training; fixed weights by default.
+
+    Raises:
+        ConfigError: a pairwise reward, and batches that cut groups.
     """
 
     def __init__(
@@ -74,11 +80,15 @@ class Trainer:
         accelerator: Accelerator,
         folder: Path,
         on_iteration: Callable[[int, dict[str, float], dict[str, float]], None] | None = None,
+        controller: Controller | None = None,
     ):
+        _check_pairwise(settings, scorer, accelerator.num_processes)
+        self.controller = controller
         self.settings, self.policy, self.method, self.scorer = settings, policy, method, scorer
         self.prompts, self.accelerator, self.folder = prompts, accelerator, folder
         self.on_iteration = on_iteration or (lambda iteration, metrics, seconds: None)
         self.iteration = 0
+        self.reward_calls = 0
         self.seconds: dict[str, float] = defaultdict(float)
         self.parameters = dict(policy.trainable_parameters())
         optimizer = torch.optim.AdamW(
@@ -121,48 +131,88 @@ class Trainer:
         ids = iteration_ids(
             s.seed, self.iteration, num_rows=len(self.prompts), num_prompts=s.num_prompts, group_size=s.group_size
         )
-        plan = self.method.plan(s.num_inference_steps, numpy_generator(s.seed, "plan", self.iteration))
+        plans = self.method.plans(
+            self.policy.grid, iteration=self.iteration, rng=numpy_generator(s.seed, "plan", self.iteration)
+        )
         mine = shard(len(ids), self.accelerator.process_index, self.accelerator.num_processes)
-        rollout, table = self._sample(ids[mine], plan)
-        table = gather_rows(self.accelerator, table, len(ids))
-        rewards = weighted_sum(table, [reward.weight for reward in self.scorer.rewards])
+        rollout, table = self._sample(ids[mine], plans)
+        table = gather_rows(self.accelerator, table.flatten(1), len(ids)).unflatten(1, table.shape[1:])
+        scores = Scores(table, self._weights(), ids.group, rollout.num_units)
+        rewards = weighted_sum(table[:, -1], scores.weights)
         if rewards.isnan().all():
             raise RewardError(
                 f"iteration {self.iteration + 1}: no sample got a score of {', '.join(self.scorer.names)}"
             )
-        advantages = self.method.advantages(rewards, ids.group)
-        metrics = self._reward_metrics(table, rewards, advantages, ids) | rollout.metrics
+        advantages = self.method.advantages(scores).expand(-1, rollout.num_units)
+        keep = self.method.select(advantages, scores, numpy_generator(s.seed, "select", self.iteration))
+        metrics = self._reward_metrics(table[:, -1], rewards, advantages, ids)
+        if self.controller:
+            metrics |= self.controller.update(dict(zip(self.scorer.names, table[:, -1].T.tolist(), strict=True)))
         with self._clock("update"):
-            metrics |= self._update(rollout, advantages[mine].float(), len(ids))
-        return metrics
+            metrics |= self._update(rollout, advantages[mine].float(), keep, mine)
+        return metrics | self._counts()
 
-    def _sample(self, ids: SampleIds, plan: Any) -> tuple[Rollout, torch.Tensor]:
-        """This rank's samples and their reward table `(n, R)`."""
+    def _weights(self) -> torch.Tensor:
+        weights = [reward.weight for reward in self.scorer.rewards]
+        if self.controller:
+            weights = [w * self.controller.weights()[name] for w, name in zip(weights, self.scorer.names, strict=True)]
+        return torch.tensor(weights, dtype=torch.float64)
+
+    def _sample(self, ids: SampleIds, plans: list[Any]) -> tuple[Rollout, torch.Tensor]:
+        """This rank's samples and their scores `(n, V, R)`; the groups of an iteration share out the plans in order."""
+        s = self.settings
+        with self._clock("search"), self.accelerator.autocast():
+            noise = self.method.start(self.policy, self._score, ids, seed=s.seed, iteration=self.iteration)
         rollouts, futures = [], []
-        for start in range(0, len(ids), self.settings.rollout_batch_size):
-            part = ids[start : start + self.settings.rollout_batch_size]
+        for plan, rows in plan_batches(ids, plans, s.num_prompts, s.rollout_batch_size, shift=self.iteration):
             with self._clock("rollout"), self.accelerator.autocast():
-                rollout = self.policy.rollout(part, plan, seed=self.settings.seed, iteration=self.iteration)
+                start = None if noise is None else noise[rows]
+                rollout = self.policy.rollout(ids[rows], plan, seed=s.seed, iteration=self.iteration, noise=start)
             with self._clock("decode"):
                 rollouts.append(self.policy.decode(rollout))
             with self._clock("reward"):
-                rows = self.prompts.rows(part.prompt.tolist())
-                futures.append(self.scorer.submit(rows.prompts, rollouts[-1].completions, rows.columns))
+                futures.append(self._submit(rollouts[-1]))
         with self._clock("reward"):
             table = torch.cat([future.result() for future in futures])
-        return self.policy.join(rollouts), table
+        rollout = self.policy.join(rollouts)
+        return rollout, table[rollout.views]
 
-    def _update(self, rollout: Rollout, advantages: torch.Tensor, num_samples: int) -> dict[str, float]:
-        """The optimizer steps on one rollout; each takes an equal share of all ranks' samples."""
+    def _submit(self, rollout: Rollout) -> Future[torch.Tensor]:
+        rows = self.prompts.rows(rollout.ids.prompt[rollout.owners].tolist())
+        self.reward_calls += len(rollout.completions)
+        groups = rollout.ids.group[rollout.owners].tolist() if rollout.views.shape[1] == 1 else None
+        return self.scorer.submit(rows.prompts, rollout.completions, rows.columns, groups)
+
+    def _score(self, latents: Any, prompt_rows: torch.Tensor) -> torch.Tensor:
+        """Rewards of final latents, for methods that search before they sample."""
+        rows = self.prompts.rows(prompt_rows.tolist())
+        self.reward_calls += len(prompt_rows)
+        table = self.scorer.submit(rows.prompts, self.policy.render(latents), rows.columns).result()
+        return weighted_sum(table, self._weights())
+
+    def _counts(self) -> dict[str, float]:
+        """Network evaluations and scored completions of the iteration, of all ranks."""
+        counts = {**self.policy.take_counts(), "reward_calls": self.reward_calls}
+        self.reward_calls = 0
+        own = torch.tensor(list(counts.values()), device=self.accelerator.device)
+        total = self.accelerator.gather(own).reshape(-1, len(counts)).sum(0)
+        return dict(zip(counts, total.tolist(), strict=True))
+
+    def _update(self, rollout: Rollout, advantages: torch.Tensor, keep: torch.Tensor, mine: slice) -> dict[str, float]:
+        """The optimizer steps on one rollout; each takes an equal share of all ranks' samples.
+
+        Args:
+            advantages: `(n, U)` of this rank's samples. keep: `(N, U)` units that enter the loss, of all ranks.
+        """
         s, log = self.settings, _Averages()
         probe = _first_parameters(self.parameters.values(), 4_000_000)
         before = [parameter.detach().clone() for parameter in probe]
         for epoch in range(s.epochs_per_rollout):
-            order = torch.randperm(num_samples, generator=torch_generator(s.seed, "update", self.iteration, epoch))
+            order = torch.randperm(len(keep), generator=torch_generator(s.seed, "update", self.iteration, epoch))
             for number, share in enumerate(order.chunk(s.updates_per_rollout)):
                 first = epoch == 0 and number == 0
-                rows = torch.isin(rollout.ids.sample, share).nonzero()[:, 0]
-                self._step(rollout, advantages, rows, len(share) * rollout.num_units, log, first=first)
+                wanted = keep[mine] & torch.isin(rollout.ids.sample, share)[:, None]
+                self._step(rollout, advantages, wanted, int(keep[share].sum()), log, first=first)
         moved = sum((p.detach() - b).square().sum() for p, b in zip(probe, before, strict=True))
         norm = sum(b.square().sum() for b in before)
         log.add("update_to_weight", math.sqrt(float(moved) / max(float(norm), 1e-30)))
@@ -173,18 +223,18 @@ class Trainer:
         self,
         rollout: Rollout,
         advantages: torch.Tensor,
-        rows: torch.Tensor,
+        wanted: torch.Tensor,
         num_pairs: int,
         log: _Averages,
         *,
         first: bool,
     ) -> None:
-        """One optimizer step on the samples `rows`; `num_pairs` counts the (sample, unit) pairs of all ranks."""
-        batches, size = self._micro_batches(rows, advantages, rollout.num_units)
+        """One optimizer step on the units `wanted (n, U)`; `num_pairs` counts those of all ranks."""
+        batches, size = self._micro_batches(wanted, advantages)
         self.optimizer.zero_grad(set_to_none=True)
         for index in range(size):
             pairs, weight = (batches[index], 1.0) if index < len(batches) else (torch.tensor([[0, 0]]), 0.0)
-            batch = rollout.pick(pairs[:, 0], pairs[:, 1], advantages[pairs[:, 0]])
+            batch = rollout.pick(pairs[:, 0], pairs[:, 1], advantages[pairs[:, 0], pairs[:, 1]])
             last = index + 1 == size
             with nullcontext() if last else self.accelerator.no_sync(self.policy.model):
                 with self.accelerator.autocast():
@@ -201,16 +251,14 @@ class Trainer:
                 log.peak("ratio_deviation_first"),
             )
 
-    def _micro_batches(
-        self, rows: torch.Tensor, advantages: torch.Tensor, num_units: int
-    ) -> tuple[list[torch.Tensor], int]:
+    def _micro_batches(self, wanted: torch.Tensor, advantages: torch.Tensor) -> tuple[list[torch.Tensor], int]:
         """(row, unit) pairs `(B, 2)` of this rank, and how many batches every rank has to run.
 
-        Samples of advantage 0 are left out where the loss has no term but the surrogate.
+        Units of advantage 0 are left out where the loss has no term but the surrogate.
         """
         if not getattr(self.method, "needs_reference", True):
-            rows = rows[advantages[rows] != 0]
-        pairs = torch.cartesian_prod(rows, torch.arange(num_units)).reshape(-1, 2)
+            wanted = wanted & (advantages != 0)
+        pairs = wanted.nonzero()
         batches = list(pairs.split(self.settings.update_batch_size)) if len(pairs) else []
         counts = self.accelerator.gather(torch.tensor([len(batches)], device=self.accelerator.device))
         return batches, int(counts.max())
@@ -275,6 +323,8 @@ class Trainer:
             return
         weights: dict[str, Any] = {"policy": self.parameters}
         state: dict[str, Any] = {"optimizer": self.optimizer.state_dict(), "num_steps": self.num_steps}
+        if self.controller:
+            state["controller"] = self.controller.state_dict()
         if self.ema:
             weights["ema"] = self.ema.shadow
             state["ema_updates"] = self.ema.num_updates
@@ -296,6 +346,8 @@ class Trainer:
         if self.ema:
             _copy_into(self.ema.shadow, weights["ema"], str(checkpoints[-1]))
             self.ema.num_updates = state["ema_updates"]
+        if self.controller:
+            self.controller.load_state_dict(state["controller"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.iteration, self.num_steps = state["iteration"], state["num_steps"]
 
@@ -307,6 +359,18 @@ def _copy_into(targets: dict[str, Any], values: dict[str, torch.Tensor], where: 
         raise ValueError(f"{where} holds other parameters than the run trains, for instance {different[0]!r}")
     for name, target in targets.items():
         target.copy_(values[name])
+
+
+def _check_pairwise(settings: Settings, scorer: Scorer, num_processes: int) -> None:
+    """Pairs are compared within a batch, so a batch must hold whole groups."""
+    pairwise = [reward.name for reward in scorer.rewards if reward.pairwise]
+    whole = settings.rollout_batch_size % settings.group_size == 0 and settings.num_prompts % num_processes == 0
+    if pairwise and not whole:
+        raise ConfigError(
+            f"reward {pairwise[0]!r} compares the samples of a group, so rollout.batch_size="
+            f"{settings.rollout_batch_size} must be a multiple of rollout.group_size={settings.group_size}, and "
+            f"rollout.num_prompts={settings.num_prompts} one of the {num_processes} processes"
+        )
 
 
 def _first_parameters(parameters: Iterable[torch.Tensor], num_elements: int) -> list[torch.Tensor]:

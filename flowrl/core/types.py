@@ -1,7 +1,8 @@
 """What flows between the boxes of a run.
 
 Legend of shapes, used everywhere: `N` samples, `G` group size, `P` prompts (N = P G), `U` units (denoising steps or
-tokens), `R` reward columns, `B` rows of a micro-batch, `C, H, W` a latent.
+tokens), `V` views of a sample (completions that are scored), `R` reward columns, `B` rows of a micro-batch,
+`C, H, W` a latent.
 """
 
 from __future__ import annotations
@@ -50,3 +51,17 @@ class UnitBatch:
     inputs: Any
     old_log_prob: torch.Tensor
     advantages: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Scores:
+    """All scores of an iteration, of all ranks.
+
+    table: `(N, V, R)` float64, NaN = no score; the last view is the sample itself. weights: `(R,)`, 0 only monitors.
+    group: `(N,)`, equal for samples that are compared with each other. num_units: U.
+    """
+
+    table: torch.Tensor
+    weights: torch.Tensor
+    group: torch.Tensor
+    num_units: int = 1

@@ -6,9 +6,11 @@ Shapes: `N` samples, `B` units, latents `(..., *latent)`.
 from __future__ import annotations
 
 import copy
+import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,52 +24,13 @@ from flowrl.errors import ConfigError
 from flowrl.pipelines.base import Conditioning, PipelineAdapter, unmatched_targets
 
 from .plans import StepPlan
-from .rollout import Trajectory, integrate, sample_ode
-from .transitions import get_transition
+from .rollout import integrate, sample_ode, sigma_path
+from .solvers import Velocity
+from .transitions import get_transition, noise_excess
+from .units import FlowRollout, Units, join
 
-
-@dataclass(frozen=True)
-class Units:
-    """Stored transitions picked for one forward pass: tensors `(B, ...)`, and rows `cond` of the prompt table."""
-
-    x: torch.Tensor
-    x_next: torch.Tensor
-    sigma: torch.Tensor
-    sigma_next: torch.Tensor
-    noise_level: torch.Tensor
-    sigma_top: torch.Tensor
-    cond: torch.Tensor
-    mean: torch.Tensor | None = None
-
-
-@dataclass(frozen=True)
-class FlowRollout:
-    """Samples of an image policy. `completions` are PIL images."""
-
-    ids: SampleIds
-    completions: list[Image.Image]
-    trajectory: Trajectory
-    metrics: dict[str, float]
-
-    @property
-    def num_units(self) -> int:
-        """Trained steps."""
-        return self.trajectory.log_prob.shape[1]
-
-    def pick(self, rows: torch.Tensor, units: torch.Tensor, advantages: torch.Tensor) -> UnitBatch:
-        """The stored transitions `(rows[i], units[i])`."""
-        t = self.trajectory
-        inputs = Units(
-            x=t.states[rows, t.before[units]].float(),
-            x_next=t.states[rows, t.after[units]].float(),
-            sigma=t.sigma[units],
-            sigma_next=t.sigma_next[units],
-            noise_level=t.noise_level[units],
-            sigma_top=torch.full((len(rows),), t.sigma_top),
-            cond=self.ids.prompt[rows],
-            mean=None if t.mean is None else t.mean[rows, units],
-        )
-        return UnitBatch(inputs, t.log_prob[rows, units], advantages)
+logger = logging.getLogger("flowrl")
+_WORTH_A_WARNING = 1.5  # times the noise that the path has
 
 
 def to_pil(images: torch.Tensor) -> list[Image.Image]:
@@ -84,10 +47,12 @@ class FlowPolicy:
         prompts: texts of the prompt file; samples refer to them by row.
         transition: name of the stochastic step.
         num_inference_steps, guidance_scale: of rollouts; the update uses the same guidance.
-        share_initial_noise: the samples of a group start from the same noise.
+        share_initial_noise: the `group_size` samples of a group start from the same noise, and are one until the
+            first stochastic step.
         storage_dtype: of stored latents.
-        reduction: of log-probs over latent elements, "mean" or "sum".
+        reduction: of log-probs over latent elements, see `gaussian_log_prob`.
         keep_means: store the sampler's means, for methods that compare with them.
+        batch_size: rows of the largest network call of a rollout and its completions.
     """
 
     def __init__(
@@ -99,18 +64,23 @@ class FlowPolicy:
         num_inference_steps: int = 10,
         guidance_scale: float = 1.0,
         share_initial_noise: bool = False,
+        group_size: int = 1,
         storage_dtype: torch.dtype = torch.float32,
         reduction: str = "mean",
         keep_means: bool = False,
+        batch_size: int = 64,
         device: torch.device | str = "cpu",
     ):
         self.adapter = adapter
         self.transition = get_transition(transition)
-        self.guidance_scale, self.share_initial_noise = guidance_scale, share_initial_noise
+        self.guidance_scale = guidance_scale
+        self.share_initial_noise, self.group_size, self.batch_size = share_initial_noise, group_size, batch_size
         self.storage_dtype, self.reduction, self.keep_means = storage_dtype, reduction, keep_means
         self.device = torch.device(device)
         self.grid = adapter.sigmas(num_inference_steps)
         self.prompts = list(prompts)
+        self.counts: Counter[str] = Counter()
+        self._warned = False
         self._frozen: nn.Module | None = None
         self._lora = False
         unique = sorted(set(self.prompts))
@@ -196,62 +166,111 @@ class FlowPolicy:
         """Encoded prompts of rows of the prompt file."""
         return self.table.rows(self._table_row[prompt_rows])
 
-    def _velocity(self, cond: Conditioning, guidance_scale: float) -> Any:
-        return lambda x, sigma: self.adapter.velocity(x, sigma, cond, self.negative, guidance_scale)
+    def _velocity(self, cond: Conditioning, guidance_scale: float, phase: str) -> Velocity:
+        """The network with its conditioning, in calls of at most `batch_size` rows; counts the rows."""
+        everything = torch.arange(len(cond))
+
+        def velocity(x: torch.Tensor, sigma: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+            own = cond if torch.equal(rows, everything) else cond.rows(rows)
+            self.counts[phase] += len(x) * (2 if guidance_scale > 1 else 1)
+            parts = []
+            for start in range(0, len(x), self.batch_size):
+                part = slice(start, start + self.batch_size)
+                chunk = own if len(x) <= self.batch_size else own.rows(torch.arange(len(x))[part])
+                parts.append(self.adapter.velocity(x[part], sigma[part], chunk, self.negative, guidance_scale))
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+        return velocity
+
+    def take_counts(self) -> dict[str, int]:
+        """Network evaluations (rows, both halves of guidance) by phase since the last call."""
+        counts, self.counts = dict(self.counts), Counter()
+        return {f"nfe/{phase}": counts.get(phase, 0) for phase in ("rollout", "completion", "search", "train")}
 
     def noise(self, generators: Sequence[torch.Generator]) -> torch.Tensor:
         """Initial latents, one row for each generator."""
         return self.adapter.initial_noise(generators).to(self.device)
 
+    def draw(
+        self, seed: int, iteration: int, numbers: Sequence[int], step: int, *, purpose: str = "noise"
+    ) -> torch.Tensor:
+        """Standard normal latents for states of an iteration; step -1 is the initial noise."""
+        return self.noise([torch_generator(seed, purpose, iteration, number, step + 1) for number in numbers])
+
     @torch.no_grad()
-    def rollout(self, ids: SampleIds, plan: StepPlan, *, seed: int, iteration: int) -> FlowRollout:
-        """Samples a micro-batch, a trajectory and an image for each id."""
-        generators = [torch_generator(seed, "rollout", iteration, int(sample)) for sample in ids.sample]
-        starts = ids.group if self.share_initial_noise else ids.sample
-        noise = self.noise([torch_generator(seed, "initial noise", iteration, int(start)) for start in starts])
+    def rollout(
+        self, ids: SampleIds, plan: StepPlan, *, seed: int, iteration: int, noise: torch.Tensor | None = None
+    ) -> FlowRollout:
+        """Samples a micro-batch, a trajectory and its images for each id; `noise (N, *latent)` if it is not drawn."""
+        if self.share_initial_noise:
+            plan = plan.sharing_noise(self.group_size)
+        self._warn_of_excess(plan)
         cond = self.conditioning(ids.prompt)
         trajectory = integrate(
-            self._velocity(cond, self.guidance_scale),
-            noise,
+            self._velocity(cond, self.guidance_scale, "rollout"),
+            ids.sample,
             self.grid,
             plan,
             self.transition,
-            generators,
+            lambda numbers, step: self.draw(seed, iteration, numbers, step),
+            complete_velocity=self._velocity(cond, self.guidance_scale, "completion"),
+            noise=noise,
             storage_dtype=self.storage_dtype,
             reduction=self.reduction,
             keep_means=self.keep_means,
+            device=self.device,
         )
-        return FlowRollout(ids, [], trajectory, {"nfe": self._calls_per_step() * len(plan)})
+        return FlowRollout(ids, [], trajectory)
 
-    def _calls_per_step(self) -> int:
-        return 2 if self.guidance_scale > 1 else 1
+    def _warn_of_excess(self, plan: StepPlan) -> None:
+        """Tells once where the sampler leaves more noise than the path has."""
+        if self._warned:
+            return
+        sigmas = sigma_path(self.grid, plan.path).tolist()
+        for step, level in enumerate(plan.noise_levels):
+            if level > 0 and sigmas[step + 1] > 0:
+                factor = noise_excess(self.transition, sigmas[step], sigmas[step + 1], level, float(self.grid[1]))
+                if factor > _WORTH_A_WARNING:
+                    self._warned = True
+                    logger.warning(
+                        "step %d, from sigma %.4f to %.4f, leaves %.1f times the noise that belongs there; keep it "
+                        "deterministic (method.steps), lower the noise level, or use method.transition=cps",
+                        step,
+                        sigmas[step],
+                        sigmas[step + 1],
+                        factor,
+                    )
+                    return
+
+    @torch.no_grad()
+    def predict_clean(self, x: torch.Tensor, prompt_rows: torch.Tensor) -> torch.Tensor:
+        """What one network evaluation at the initial noise `x (n, *latent)` says of the clean latents."""
+        velocity = self._velocity(self.conditioning(prompt_rows), self.guidance_scale, "search")
+        return sample_ode(velocity, x.to(self.device), self.grid[[0, -1]])
+
+    def render(self, latents: torch.Tensor) -> list[Image.Image]:
+        """Images of clean latents."""
+        return [image for part in latents.split(self.batch_size) for image in to_pil(self.adapter.decode(part))]
 
     def decode(self, rollout: FlowRollout) -> FlowRollout:
         """The rollout with its images."""
-        return replace(rollout, completions=to_pil(self.adapter.decode(rollout.trajectory.latents)))
+        return replace(rollout, completions=self.render(rollout.trajectory.clean))
 
     def join(self, rollouts: list[FlowRollout]) -> FlowRollout:
-        """Micro-batches of one plan as one rollout."""
-        first = rollouts[0].trajectory
-        per_sample: dict[str, Any] = {
-            field.name: torch.cat([getattr(rollout.trajectory, field.name) for rollout in rollouts])
-            for field in fields(Trajectory)
-            if field.name in ("latents", "states", "log_prob") or (field.name == "mean" and first.mean is not None)
-        }
-        ids = SampleIds(
-            *(torch.cat([getattr(r.ids, name) for r in rollouts]) for name in ("sample", "group", "prompt"))
-        )
-        images = [image for rollout in rollouts for image in rollout.completions]
-        return FlowRollout(ids, images, replace(first, **per_sample), rollouts[0].metrics)
+        """Micro-batches as one rollout."""
+        return join(rollouts)
 
     def replay(self, batch: UnitBatch) -> UnitOutput:
-        """Scores stored transitions under the present weights."""
+        """Scores stored transitions under the present weights; a latent that several start from is evaluated once."""
         u: Units = batch.inputs
-        x, x_next, *sigmas = (
-            value.to(self.device) for value in (u.x, u.x_next, u.sigma, u.sigma_next, u.noise_level, u.sigma_top)
+        x, x_next, source, *sigmas = (
+            value.to(self.device)
+            for value in (u.x, u.x_next, u.source, u.sigma, u.sigma_next, u.noise_level, u.sigma_top)
         )
-        velocity = self._velocity(self.conditioning(u.cond), self.guidance_scale)(x, sigmas[0])
-        mean, std = self.transition(x, velocity, *sigmas)
+        cond = self.conditioning(u.cond)
+        self.counts["train"] += len(x) * (2 if self.guidance_scale > 1 else 1)
+        velocity = self.adapter.velocity(x, sigmas[0], cond, self.negative, self.guidance_scale)
+        mean, std = (value[source] for value in self.transition(x, velocity, *sigmas))
         return UnitOutput(gaussian_log_prob(x_next, mean, std, reduction=self.reduction), mean, std)
 
     @torch.no_grad()
@@ -261,4 +280,8 @@ class FlowPolicy:
         """Images `(N, 3, H, W)` in [0, 1] by the deterministic sampler of the stock pipeline."""
         cond = self.adapter.encode(list(prompts))
         grid = self.adapter.sigmas(num_inference_steps)
-        return self.adapter.decode(sample_ode(self._velocity(cond, guidance_scale), noise, grid))
+
+        def velocity(x: torch.Tensor, sigma: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+            return self.adapter.velocity(x, sigma, cond, self.negative, guidance_scale)
+
+        return self.adapter.decode(sample_ode(velocity, noise, grid))
