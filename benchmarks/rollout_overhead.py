@@ -49,9 +49,9 @@ def rollout_over_stock(batch_size: int, repeats: int) -> tuple[float, float]:
     )
     policy = build_policy(config, prompts)
     rows = torch.arange(batch_size)
-    ids, plan = SampleIds(rows, rows, rows), all_steps(STEPS, 0.7)
+    ids, plan = SampleIds(rows, rows, rows), all_steps((0.7,) * (STEPS - 1))
     cond = policy.conditioning(rows).tensors
-    noise = policy.noise([torch_generator(0, "rollout", 0, row) for row in range(batch_size)])
+    noise = policy.noise([torch_generator(0, "noise", 0, row, 0) for row in range(batch_size)])
 
     def rollout() -> None:
         policy.decode(policy.rollout(ids, plan, seed=0, iteration=0))

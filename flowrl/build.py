@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,22 @@ from PIL import Image
 from flowrl.catalog import PIPELINES, find_prompts
 from flowrl.config import Config, load_config, load_run_config
 from flowrl.core.checkpoint import list_checkpoints, load_checkpoint
+from flowrl.core.combine import weighted_sum
 from flowrl.core.controllers import SelfPaced
 from flowrl.core.evaluation import Evaluation
 from flowrl.core.evaluation import evaluate as evaluate_prompts
+from flowrl.core.groups import iteration_ids
 from flowrl.core.prompts import PromptSet, read_prompts
-from flowrl.core.random import torch_generator
+from flowrl.core.random import numpy_generator, torch_generator
 from flowrl.core.scoring import Scorer
 from flowrl.core.trainer import Settings
 from flowrl.errors import ConfigError
+from flowrl.flow.calibrate import CalibrationRound
+from flowrl.flow.calibrate import calibrate as run_calibration
+from flowrl.flow.credit import increments
+from flowrl.flow.methods.stepwise import StepwiseMethod
 from flowrl.flow.policy import FlowPolicy, to_pil
+from flowrl.flow.steps import AllSteps
 from flowrl.rewards.base import build_rewards
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -180,6 +187,46 @@ def build_controller(config: Config) -> SelfPaced | None:
     fields = config.reward_schedule.model_dump(exclude={"name", "order"})
     names = config.reward_schedule.order
     return SelfPaced(names, [reward.name for reward in config.rewards if reward.name not in names], **fields)
+
+
+def calibrate(
+    config: Config, *, rounds: int, step: float, tolerance: int, num_samples: int | None = None
+) -> Iterator[CalibrationRound]:
+    """Calibrates the noise levels of a config's method on its model, prompts and rewards; see `flowrl.flow.calibrate`.
+
+    Args:
+        num_samples: in each round; default: those of an iteration.
+
+    Raises:
+        ConfigError: the method does not make all of its steps stochastic.
+    """
+    method, r = config.method, config.rollout
+    if not isinstance(method, StepwiseMethod) or not isinstance(method.steps, AllSteps):
+        raise ConfigError("calibration runs all stochastic steps: it needs method.steps.kind=all")
+    method = method.model_copy(update={"credit": "increments"})
+    prompts = read_prompts(find_prompts(config.data.train))
+    scorer, weights = Scorer(build_rewards(config.rewards)), torch.tensor([c.weight for c in config.rewards])
+    policy = build_policy(config, prompts, build_accelerator(config).device)
+    num_prompts = max(1, (num_samples or r.num_prompts * r.group_size) // r.group_size)
+
+    def measure(levels: tuple[float, ...], number: int) -> torch.Tensor:
+        sizes = {"num_rows": len(prompts), "num_prompts": num_prompts, "group_size": r.group_size}
+        ids = iteration_ids(config.seed, number, **sizes)
+        chosen = method.model_copy(update={"noise_level": levels})
+        plan = chosen.plans(policy.grid, iteration=number, rng=numpy_generator(config.seed, "plan", number))[0]
+        found = []
+        for start in range(0, len(ids), r.batch_size):
+            rollout = policy.rollout(ids[start : start + r.batch_size], plan, seed=config.seed, iteration=number)
+            rollout = policy.decode(rollout)
+            rows = prompts.rows(rollout.ids.prompt[rollout.owners].tolist())
+            table = scorer.submit(rows.prompts, rollout.completions, rows.columns).result()
+            found.append(increments(weighted_sum(table[rollout.views], weights)))
+        return torch.cat(found)
+
+    num_steps = method.steps.num_trained(r.num_inference_steps)
+    highest = 1.0 if method.transition == "cps" else 2.0
+    first = method.levels(r.num_inference_steps)[:num_steps]
+    return run_calibration(measure, first, rounds=rounds, step=step, tolerance=tolerance, highest=highest)
 
 
 def trainer_settings(config: Config) -> Settings:

@@ -38,6 +38,21 @@ REWARDS = Registry(
 )
 
 
+def method_row(name: str) -> dict[str, str]:
+    """What there is to say of a method in one row of a table."""
+    method = METHODS.load(name)
+    doc = (method.__doc__ or "").strip().splitlines()[0]
+    config = f"{name}_shapes"
+    shipped = Path(str(files("flowrl.configs"))) / f"{config}.yaml"
+    return {
+        "method": name,
+        "paper": getattr(method, "paper", ""),
+        "what it changes": doc.partition(": ")[2].removesuffix(".") or doc,
+        "NFE": getattr(method, "nfe", ""),
+        "config": config if shipped.is_file() else "",
+    }
+
+
 def find_config(name: str) -> Path:
     """Path of a config file, or of a config that comes with flowrl.
 

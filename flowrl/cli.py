@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flowrl import __version__
-from flowrl.catalog import METHODS, REWARDS
+from flowrl.catalog import METHODS, REWARDS, method_row
 from flowrl.config import EvalSection, apply_override, check_files, load_config, load_run_config
 from flowrl.errors import ConfigError, FlowrlError
 from flowrl.registry import suggest
@@ -126,13 +126,45 @@ def sample(
     print(f"wrote {out}")
 
 
+@app.command(context_settings=_PASS_ON)
+def calibrate(
+    arguments: Overrides = None,
+    rounds: Annotated[int, typer.Option(min=1, help="At most so many rounds.")] = 40,
+    step: Annotated[float, typer.Option(min=0.001, max=0.5, help="A noise level moves by this.")] = 0.01,
+    tolerance: Annotated[int, typer.Option(min=1, help="Smaller differences of counts are balance.")] = 2,
+    samples: Annotated[int | None, typer.Option(min=2, help="In each round; default: as in training.")] = None,
+) -> None:
+    """Find the noise level of each step (DenseGRPO): as high as improvements and damages balance.
+
+    Example: [bold]flowrl calibrate dense_grpo_shapes --rounds 20 --step 0.05[/]
+    """
+    config = load_config(*_split(arguments))
+    check_files(config, resume=True)
+    from flowrl.build import calibrate as run
+
+    levels: tuple[float, ...] = ()
+    for number, tried in enumerate(run(config, rounds=rounds, step=step, tolerance=tolerance, num_samples=samples)):
+        levels = tried.levels
+        steps = zip(tried.levels, tried.better, tried.worse, strict=True)
+        row = "  ".join(f"{level:.2f} (+{better} -{worse})" for level, better, worse in steps)
+        print(f"round {number + 1}: {row}", flush=True)
+    rest = config.rollout.num_inference_steps - 1 - len(levels)
+    print(f"method.noise_level=[{','.join(f'{level:g}' for level in (*levels, *levels[-1:] * rest))}]")
+
+
 @app.command()
-def methods() -> None:
+def methods(
+    markdown: Annotated[bool, typer.Option("--markdown", help="As the table of docs/methods.md.")] = False,
+) -> None:
     """List the methods that a config can name."""
-    table = Table("method", "what it does")
-    for name in METHODS:
-        doc = (METHODS.load(name).__doc__ or "").strip().splitlines()[0]
-        table.add_row(name, doc.partition(": ")[2] or doc)
+    rows = [method_row(name) for name in METHODS]
+    if markdown:
+        lines = ["| " + " | ".join(row.values()) + " |" for row in rows]
+        print("\n".join(["| " + " | ".join(rows[0]) + " |", "|---" * len(rows[0]) + "|", *lines]))
+        return
+    table = Table(*rows[0], caption="NFE: network evaluations of a sample in rollout + completions + update")
+    for row in rows:
+        table.add_row(*row.values())
     Console().print(table)
 
 

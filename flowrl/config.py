@@ -227,6 +227,7 @@ class Config(Section):
     data: DataSection = DataSection()
     rewards: Rewards
     reward_schedule: ScheduleSection | None = None
+    """Moves the weights of the rewards in the course of training."""
     method: Annotated[SerializeAsAny[MethodConfig], BeforeValidator(_build_method)]
     rollout: RolloutSection = RolloutSection()
     optimizer: OptimizerSection = OptimizerSection()

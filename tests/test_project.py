@@ -15,7 +15,8 @@ SOURCES = [path for folder in ("flowrl", "rewards", "pipelines") for path in sor
 ALLOWED = {
     "registry": set(),
     "catalog": {"registry", "errors"},
-    "config": {"registry", "catalog", "errors", "core"},
+    "explain": {"registry"},
+    "config": {"registry", "catalog", "errors", "explain", "core"},
     "shapes": {"shapes"},
     "core": {"core", "registry", "errors"},
     "rewards": {"rewards", "core", "shapes", "registry", "catalog", "errors"},

@@ -147,7 +147,8 @@ def noise_excess(
     return math.hypot(float(mean), float(std)) / sigma_next
 
 
-TRANSITIONS: dict[str, Transition] = {"flow_sde": flow_sde, "dance_sde": dance_sde, "cps": cps, "ddim": ddim}
+TRANSITIONS: dict[str, Transition] = {"flow_sde": flow_sde, "dance_sde": dance_sde, "cps": cps}
+"""Transitions of the rectified path, by name."""
 
 
 def get_transition(name: str) -> Transition:

@@ -1,9 +1,8 @@
 import math
 
 import pytest
-import torch
 
-from flowrl.core.scoring import Reward, Scorer, call_reward, check_reward, weighted_sum
+from flowrl.core.scoring import Reward, Scorer, call_reward, check_reward
 from flowrl.errors import RewardError
 
 
@@ -36,16 +35,6 @@ def test_failures_name_the_reward():
         call_reward(Reward("mine", lambda **_: [1.0]), ["p"] * 4, ["c"] * 4, {})
     with pytest.raises(RewardError, match="returned 'good' for prompt 'q'"):
         call_reward(Reward("mine", lambda **_: [1.0, "good"]), ["p", "q"], ["c"] * 2, {})
-
-
-def test_weighted_sum_ignores_columns_that_only_monitor():
-    table = torch.tensor([[1.0, 2.0, math.nan], [math.nan, 1.0, 1.0], [3.0, 4.0, 5.0]], dtype=torch.float64)
-    found = weighted_sum(table, [2.0, -1.0, 0.0])
-    assert found[0] == 0
-    assert found[1].isnan()
-    assert found[2] == 2
-    with pytest.raises(ValueError, match="3 reward columns, 2 weights"):
-        weighted_sum(table, [1.0, 1.0])
 
 
 def test_check_reward():

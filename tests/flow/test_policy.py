@@ -14,6 +14,7 @@ from flowrl.flow.paths import predict_clean, predict_noise
 from flowrl.flow.plans import all_steps, window
 
 NUM_STEPS = 6
+LEVELS = (0.7,) * (NUM_STEPS - 1)
 
 
 def ids(num=4):
@@ -45,7 +46,7 @@ def test_ratio_is_one_before_the_first_update(make_policy, storage, transition, 
         guidance_scale=guidance_scale,
         keep_means=True,
     )
-    rollout = policy.rollout(ids(), all_steps(NUM_STEPS, 0.7), seed=0, iteration=0)
+    rollout = policy.rollout(ids(), all_steps(LEVELS), seed=0, iteration=0)
     for unit in range(rollout.num_units):  # the same batch shape as in the rollout; the last trained step included
         batch = rollout.pick(torch.arange(4), torch.full((4,), unit), torch.ones(4))
         with torch.no_grad():
@@ -61,7 +62,7 @@ def drift(out, batch):
 
 def test_packing_units_of_several_steps_changes_nothing_that_matters(make_policy):
     policy = make_policy(transition="flow_sde", num_inference_steps=NUM_STEPS, keep_means=True)
-    batch = pick_all(policy.rollout(ids(), all_steps(NUM_STEPS, 0.7), seed=0, iteration=0))
+    batch = pick_all(policy.rollout(ids(), all_steps(LEVELS), seed=0, iteration=0))
     with torch.no_grad():
         out = policy.replay(batch)
     assert ((out.log_prob - batch.old_log_prob).exp() - 1).abs().max() < 1e-6
@@ -71,7 +72,7 @@ def test_packing_units_of_several_steps_changes_nothing_that_matters(make_policy
 def test_drift_sees_a_wrong_velocity_that_the_ratio_hides(make_policy):
     """At the first step a velocity 2 % off moves a mean-reduced ratio by less than the drift shows."""
     policy = make_policy(transition="flow_sde", num_inference_steps=NUM_STEPS, keep_means=True)
-    batch = pick_all(policy.rollout(ids(), window(NUM_STEPS, 0.7, start=0, size=1), seed=0, iteration=0))
+    batch = pick_all(policy.rollout(ids(), window(LEVELS, start=0, size=1), seed=0, iteration=0))
     predict = policy.adapter.predict
     policy.adapter.predict = lambda *args: 1.02 * predict(*args)
     with torch.no_grad():
@@ -83,7 +84,7 @@ def test_drift_sees_a_wrong_velocity_that_the_ratio_hides(make_policy):
 def test_policy_gradient_equals_autograd_through_an_explicit_log_prob(make_policy):
     policy = make_policy(transition="flow_sde", num_inference_steps=NUM_STEPS)
     policy.train_all(keep_reference=False)
-    rollout = policy.rollout(ids(), window(NUM_STEPS, 0.7, start=2, size=1), seed=0, iteration=0)
+    rollout = policy.rollout(ids(), window(LEVELS, start=2, size=1), seed=0, iteration=0)
     advantages = torch.tensor([1.0, -0.5, 2.0, -1.5])
     batch = pick_all(rollout, advantages)
     method = FlowGRPO(clip_range=1e-3)
@@ -107,7 +108,7 @@ def test_policy_gradient_equals_autograd_through_an_explicit_log_prob(make_polic
 def test_kl_has_a_gradient_and_starts_at_zero(make_policy, lora):
     policy = make_policy(transition="cps", num_inference_steps=NUM_STEPS)
     policy.add_lora(4, 8) if lora else policy.train_all(keep_reference=True)
-    rollout = policy.rollout(ids(), all_steps(NUM_STEPS, 0.7), seed=0, iteration=0)
+    rollout = policy.rollout(ids(), all_steps(LEVELS), seed=0, iteration=0)
     batch = pick_all(rollout, torch.zeros(4))
     method = FlowGRPO(transition="cps", beta=1.0)
     assert method.loss(policy, batch)[1]["kl"].abs().max() == 0
@@ -130,7 +131,7 @@ def test_kl_is_that_of_the_transition(make_policy):
     policy = make_policy(transition="flow_sde", num_inference_steps=NUM_STEPS)
     policy.add_lora(4, 8)
     perturb(policy)
-    rollout = policy.rollout(ids(), all_steps(NUM_STEPS, 0.7), seed=0, iteration=0)
+    rollout = policy.rollout(ids(), all_steps(LEVELS), seed=0, iteration=0)
     batch = pick_all(rollout, torch.zeros(4))
     with torch.no_grad():
         out = policy.replay(batch)
@@ -190,13 +191,13 @@ def test_exported_lora_does_in_stock_diffusers_what_it_does_here(make_policy, sh
 
 def test_rollout_does_not_depend_on_the_batch(make_policy):
     policy = make_policy(transition="cps", num_inference_steps=NUM_STEPS)
-    plan = all_steps(NUM_STEPS, 0.7)
+    plan = all_steps(LEVELS)
     together = policy.rollout(ids(), plan, seed=3, iteration=7)
     parts = policy.join([policy.rollout(ids()[rows], plan, seed=3, iteration=7) for rows in (slice(0, 1), slice(1, 4))])
     torch.testing.assert_close(parts.trajectory.states, together.trajectory.states, atol=1e-5, rtol=1e-5)
     assert parts.ids.sample.tolist() == together.ids.sample.tolist()
     other = policy.rollout(ids(), plan, seed=3, iteration=8)
-    assert (other.trajectory.latents - together.trajectory.latents).abs().max() > 0.1
+    assert (other.trajectory.clean - together.trajectory.clean).abs().max() > 0.1
 
 
 def test_path_ends():
@@ -209,31 +210,34 @@ def test_path_ends():
 def test_window_is_drawn_within_its_range():
     import numpy as np
 
-    method = FlowGRPOFast(window_size=2, window_range=(1, 5))
-    starts = {method.plan(10, np.random.default_rng(seed)).trained for seed in range(60)}
-    assert starts == {(1, 2), (2, 3), (3, 4)}
-    plan = method.plan(10, np.random.default_rng(0))
-    assert [step for step, level in enumerate(plan.noise_levels) if level] == list(plan.trained)
+    method, grid = FlowGRPOFast(steps={"size": 2, "range": (1, 5)}), torch.linspace(1, 0, 11)
+
+    def draw(seed):
+        return method.plans(grid, iteration=0, rng=np.random.default_rng(seed))[0]
+
+    assert {draw(seed).trained for seed in range(60)} == {(1, 2), (2, 3), (3, 4)}
+    assert [step for step, level in enumerate(draw(0).noise_levels) if level] == list(draw(0).trained)
     with pytest.raises(ValueError, match="does not fit"):
-        window(10, 0.7, start=8, size=2)
+        window((0.7,) * 9, start=8, size=2)
 
 
 def test_only_the_window_is_stored(make_policy):
     policy = make_policy(num_inference_steps=10)
-    rollout = policy.rollout(ids(2), window(10, 0.7, start=3, size=2), seed=0, iteration=0)
+    rollout = policy.rollout(ids(2), window((0.7,) * 9, start=3, size=2), seed=0, iteration=0)
     assert rollout.trajectory.states.shape[:2] == (2, 3)
     assert rollout.num_units == 2
 
 
 def test_default_config_plans_fit():
     config = load_config()
-    assert config.method.problems(config.rollout.num_inference_steps) == []
+    assert config.method.problems(config.rollout) == []
 
 
 def test_a_group_can_share_its_initial_noise(make_policy):
-    plan = all_steps(NUM_STEPS, 0.7)
+    plan = all_steps(LEVELS)
     for share in (False, True):
-        policy = make_policy(num_inference_steps=NUM_STEPS, share_initial_noise=share)
-        start = policy.rollout(ids(), plan, seed=0, iteration=0).trajectory.states[:, 0]
-        assert torch.equal(start[0], start[1]) == share
-        assert not torch.equal(start[1], start[2]), "another group"
+        policy = make_policy(num_inference_steps=NUM_STEPS, share_initial_noise=share, group_size=2)
+        states = policy.rollout(ids(), plan, seed=0, iteration=0).trajectory.states
+        assert torch.equal(states[0, 0], states[1, 0]) == share
+        assert not torch.equal(states[0, 1], states[1, 1]), "the first step tells them apart"
+        assert not torch.equal(states[1, 0], states[2, 0]), "another group"
