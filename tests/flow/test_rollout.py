@@ -1,4 +1,4 @@
-"""Completions, branches, shared prefixes: the same numbers as done one by one, with the network calls they should cost."""
+"""Completions, branches, shared prefixes: the numbers of doing it one by one, with the network calls it should cost."""
 
 import pytest
 import torch

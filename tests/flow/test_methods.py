@@ -1,0 +1,177 @@
+"""Every method through the real trainer: what an iteration costs, and what its limit cases are equal to."""
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from flowrl.rewards.base import build_rewards
+
+from flowrl.build import build_controller, build_policy, trainer_settings
+from flowrl.catalog import METHODS, method_row
+from flowrl.config import load_config
+from flowrl.core.prompts import PromptSet
+from flowrl.core.random import numpy_generator
+from flowrl.core.scoring import Scorer
+from flowrl.core.trainer import Trainer
+
+T, G, P = 8, 4, 2
+PROMPTS = PromptSet(["a red circle", "three squares", "a triangle"], {})
+SMALL = [
+    f"rollout.num_inference_steps={T}",
+    f"rollout.group_size={G}",
+    f"rollout.num_prompts={P}",
+    "rollout.batch_size=64",
+    "optimizer={learning_rate: 1.0e-4, batch_size: 128}",
+    "rewards={'fake_rewards:dark': 1}",
+    "iterations=1",
+]
+
+
+def run(tmp_path, *overrides):
+    """One iteration; its metrics and the trained weights."""
+    config = load_config(None, [*SMALL, *overrides])
+    policy = build_policy(config, PROMPTS)
+    seen = {}
+    trainer = Trainer(
+        trainer_settings(config),
+        policy,
+        config.method,
+        Scorer(build_rewards(config.rewards)),
+        PROMPTS,
+        Accelerator(cpu=True),
+        tmp_path,
+        lambda iteration, metrics, seconds: seen.update(metrics),
+        controller=build_controller(config),
+    )
+    trainer.run()
+    return seen, {name: value.detach().clone() for name, value in trainer.parameters.items()}
+
+
+def kept_share(fraction):
+    """Evaluations of the update where each sample trains a part of its steps, and a group shares its first state."""
+    order = torch.from_numpy(numpy_generator(0, "select", 0).random((P * G, T - 1))).argsort(1).argsort(1)
+    keep = order < int((T - 1) * fraction)
+    first = keep[:, 0].reshape(P, G)
+    return (int(keep.sum()) - int(first.sum()) + int(first.any(1).sum())) / (P * G)
+
+
+# method: (rollout, completions, search, update) network evaluations of a sample
+COST = {
+    "flow_grpo": (T, 0, 0, T - 1),
+    "flow_grpo_fast": (T, 0, 0, 3),
+    "grpo_guard": (T, 0, 0, T - 1),
+    "flow_dppo": (T, 0, 0, T - 1),
+    "dance_grpo": (T - 1 + 1 / G, 0, 0, kept_share(0.6)),
+    "mix_grpo": (1 / G + T - 1, 0, 0, 1 / G + 3),
+    "dense_grpo": (T, T * (T + 1) / 2 - 1, 0, T - 1),
+    "turning_point_grpo": (T, T * (T + 1) / 2 - 1, 0, T - 1),
+    # step 1, strides 1 and 2: from position 2 to 3, 5, 7, 8
+    "granular_grpo": (2 / G + T - 2, 1 + 3, 0, 1 / G),
+    # step 1 merged over l = 2 at threshold 1.5: sigma / (1 - sigma) (sigma_1 - sigma_3) = 18 x 0.147
+    "entropy_grpo": (2 / G + T - 1 - 2, 0, 0, 1 / G),
+    "smart_grpo": (T, 0, 16 * 3 / G, T - 1),
+    "pref_grpo": (T - 1 + 1 / G, 0, 0, kept_share(0.6)),
+    # splits at 0 and 2: 1, 2, 2, 4, 4, 4, 4, 4 states of a tree before its steps
+    "branch_grpo": (25 / 4, 0, 0, 21 / 4),
+}
+MORE = {
+    "granular_grpo": ["method.steps.steps=[1]", "method.strides=[1,2]"],
+    "entropy_grpo": ["method.steps.steps=[1]", "method.steps.threshold=1.5"],
+    "branch_grpo": ["method.steps.splits=[0,2]"],
+    "dense_grpo": ["method.beta=0"],
+    "turning_point_grpo": ["method.beta=0"],
+}
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_an_iteration_costs_what_the_method_says(name, tmp_path):
+    metrics, _ = run(tmp_path, f"method={name}", *MORE.get(name, []))
+    found = [metrics[f"nfe/{phase}"] / (P * G) for phase in ("rollout", "completion", "search", "train")]
+    assert found == pytest.approx(COST[name])
+    assert metrics["ratio_deviation_first"] < 2e-4
+    assert all(np.isfinite(value) for value in metrics.values())
+
+
+def test_every_method_says_what_it_is():
+    for name in METHODS:
+        row = method_row(name)
+        assert all(row[key] for key in ("paper", "what it changes", "NFE")), name
+
+
+def test_guidance_and_the_reference_are_counted(tmp_path):
+    metrics, _ = run(tmp_path, "method=flow_grpo_fast", "method.beta=0.1", "rollout.guidance_scale=2")
+    assert metrics["nfe/rollout"] == 2 * T * P * G
+    assert metrics["nfe/train"] == 2 * 2 * 3 * P * G
+    assert metrics["reward_calls"] == P * G
+
+
+def test_completions_are_scored_once_each(tmp_path):
+    metrics, _ = run(tmp_path, "method=dense_grpo", "rollout.share_initial_noise=true")
+    # a group shares the completion of its initial noise; the sample itself is the last view
+    assert metrics["reward_calls"] == P * (1 + G * (T - 2) + G)
+
+
+def same(tmp_path, ours, theirs):
+    a, b = run(tmp_path / "a", *ours)[1], run(tmp_path / "b", *theirs)[1]
+    start = run(tmp_path / "c", *theirs, "optimizer.learning_rate=1e-30")[1]
+    assert max((start[name] - b[name]).abs().max() for name in b) > 5e-5, "the iteration moved the weights"
+    return max((a[name] - b[name]).abs().max().item() for name in a)
+
+
+def test_smart_grpo_without_rounds_is_flow_grpo(tmp_path):
+    assert same(tmp_path, ["method=smart_grpo", "method.noise_search.rounds=0"], ["method=flow_grpo"]) == 0
+
+
+def test_mix_grpo_whose_window_is_everything_is_flow_grpo(tmp_path):
+    parts = ["method.advantage_scale=group", "method.std_floor=1e-8", "rollout.share_initial_noise=true"]
+    mix = ["method=mix_grpo", f"method.steps.size={T - 1}"]
+    assert same(tmp_path, mix, ["method=flow_grpo", *parts]) == 0
+
+
+def test_one_granularity_is_the_singular_plan(tmp_path):
+    one = ["method=granular_grpo", "method.strides=[1]"]
+    assert same(tmp_path, one, ["method=granular_grpo", "method.credit=image"]) == 0
+
+
+def test_entropy_without_merges_is_the_singular_plan(tmp_path):
+    merged = ["method=entropy_grpo", "method.steps.threshold=0"]
+    assert same(tmp_path, merged, ["method=granular_grpo", "method.credit=image"]) == 0
+
+
+def test_equal_noise_levels_are_one_noise_level(tmp_path):
+    levels = f"method.noise_level=[{','.join(['0.6'] * (T - 1))}]"
+    assert same(tmp_path, ["method=flow_grpo", levels], ["method=flow_grpo", "method.noise_level=0.6"]) == 0
+
+
+def test_gdpo_of_one_reward_is_the_plain_sum(tmp_path):
+    fast = ["method=flow_grpo_fast", "method.advantage_scale=group"]
+    assert same(tmp_path, [*fast, "method.reward_aggregation=gdpo"], fast) == 0
+
+
+def test_parts_combine(tmp_path):
+    """Step rewards, a window, Guard's ratio, several rewards normalised each, searched noise: all at once."""
+    metrics, _ = run(
+        tmp_path,
+        "method=turning_point_grpo",
+        "method.steps={kind: sliding, size: 3}",
+        "method.surrogate=guard",
+        "method.reward_aggregation=gdpo",
+        "method.noise_search={rounds: 1, candidates: 4, elites: 2}",
+        "method.keep_best=2",
+        "rewards={'fake_rewards:dark': 1, shapes_partial: 1}",
+    )
+    assert metrics["nfe/search"] == 4 * P
+    assert metrics["nfe/completion"] == P * G * (8 + 7 + 6)
+    assert np.isfinite(metrics["grad_norm"]) and metrics["grad_norm"] > 0
+
+
+def test_self_paced_weights_are_logged_and_move(tmp_path):
+    metrics, _ = run(
+        tmp_path,
+        "method=flow_grpo_fast",
+        "rewards={'fake_rewards:dark': 1, shapes_partial: 1}",
+        "reward_schedule={order: [shapes_partial, 'fake_rewards:dark']}",
+    )
+    shares = [metrics["reward_weight/shapes_partial"], metrics["reward_weight/fake_rewards:dark"]]
+    assert sum(shares) == pytest.approx(1)
+    assert metrics["competence/fake_rewards:dark"] == pytest.approx(metrics["rewards/fake_rewards:dark/mean"])
