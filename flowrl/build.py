@@ -21,7 +21,7 @@ from flowrl.core.evaluation import evaluate as evaluate_prompts
 from flowrl.core.groups import iteration_ids
 from flowrl.core.prompts import PromptSet, read_prompts
 from flowrl.core.random import numpy_generator, torch_generator
-from flowrl.core.scoring import Scorer
+from flowrl.core.scoring import Reward, Scorer
 from flowrl.core.trainer import Settings
 from flowrl.errors import ConfigError
 from flowrl.flow.calibrate import CalibrationRound
@@ -133,6 +133,18 @@ def eval_prompts(config: Config) -> PromptSet:
     return prompts.rows([row for row in rows for _ in range(config.eval.num_images)])
 
 
+def judging_rewards(config: Config) -> list[Reward]:
+    """The rewards that judge images one by one; those that compare pairs only train.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    found = [reward for reward in build_rewards(config.eval_rewards) if not reward.pairwise]
+    if not found:
+        raise ConfigError("all rewards compare pairs, so nothing judges a single image; name a reward in eval.rewards")
+    return found
+
+
 def evaluate_policy(
     policy: FlowPolicy,
     config: Config,
@@ -147,7 +159,7 @@ def evaluate_policy(
         images = sample_rows(policy, config, prompts, accelerator, rows)
         return to_pil(images), images
 
-    scorer = Scorer([reward for reward in build_rewards(config.eval_rewards) if not reward.pairwise])
+    scorer = Scorer(judging_rewards(config))
     return evaluate_prompts(sample, prompts, scorer, accelerator, batch_size=config.eval.batch_size, weights=weights)
 
 
@@ -207,12 +219,14 @@ def calibrate(
     prompts = read_prompts(find_prompts(config.data.train))
     scorer, weights = Scorer(build_rewards(config.rewards)), torch.tensor([c.weight for c in config.rewards])
     policy = build_policy(config, prompts, build_accelerator(config).device)
+    num_steps, levels = method.steps.num_trained(r.num_inference_steps), method.levels(r.num_inference_steps)
+    first, others = levels[:num_steps], levels[num_steps:]  # the others belong to deterministic steps
     num_prompts = max(1, (num_samples or r.num_prompts * r.group_size) // r.group_size)
 
     def measure(levels: tuple[float, ...], number: int) -> torch.Tensor:
         sizes = {"num_rows": len(prompts), "num_prompts": num_prompts, "group_size": r.group_size}
         ids = iteration_ids(config.seed, number, **sizes)
-        chosen = method.model_copy(update={"noise_level": levels})
+        chosen = method.model_copy(update={"noise_level": (*levels, *others)})
         plan = chosen.plans(policy.grid, iteration=number, rng=numpy_generator(config.seed, "plan", number))[0]
         found = []
         for start in range(0, len(ids), r.batch_size):
@@ -223,9 +237,7 @@ def calibrate(
             found.append(increments(weighted_sum(table[rollout.views], weights)))
         return torch.cat(found)
 
-    num_steps = method.steps.num_trained(r.num_inference_steps)
     highest = 1.0 if method.transition == "cps" else 2.0
-    first = method.levels(r.num_inference_steps)[:num_steps]
     return run_calibration(measure, first, rounds=rounds, step=step, tolerance=tolerance, highest=highest)
 
 

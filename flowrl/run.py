@@ -20,6 +20,7 @@ from flowrl.build import (
     build_policy,
     eval_prompts,
     evaluate_policy,
+    judging_rewards,
     sample_rows,
     trainer_settings,
 )
@@ -41,6 +42,7 @@ from flowrl.report.summary import comparison_rows, write_summary
 from flowrl.rewards.base import build_rewards
 
 _NUM_GRID_IMAGES = 24
+_COUNTS = ("nfe/rollout", "nfe/completion", "nfe/search", "nfe/train", "reward_calls")
 
 
 def train(source: Any = None, overrides: Sequence[str] = (), *, resume: str | Path | None = None) -> Path:
@@ -66,7 +68,7 @@ def train(source: Any = None, overrides: Sequence[str] = (), *, resume: str | Pa
     train_prompts = read_prompts(find_prompts(config.data.train))
     judge_prompts = eval_prompts(config)
     scorer = Scorer(build_rewards(config.rewards))
-    build_rewards(config.eval_rewards)  # what cannot be built is told before there is a folder
+    judging_rewards(config)  # what cannot be built is told before there is a folder
     policy = build_policy(config, train_prompts, accelerator.device)
 
     folder = Path(config.output_dir)
@@ -225,11 +227,14 @@ class _Run:
         c, timing = self.config, read_metrics(self.folder / "timing.jsonl")
         phases = {name: sum(record.get(name, 0.0) for record in timing) for record in timing[:1] for name in record}
         phases.pop("iteration", None)
+        records = read_metrics(self.folder / "metrics.jsonl")
+        calls = {name: sum(record.get(name, 0) for record in records) for name in _COUNTS}
         trained = sum(parameter.numel() for parameter in self.trainer.parameters.values())
         return {
             "command": f"flowrl train {self.folder / 'config.yaml'} output_dir=ANOTHER_FOLDER",
             "iterations": f"{c.iterations} of {c.rollout.num_prompts} prompts x {c.rollout.group_size} samples",
             "trained": f"{trained:,} parameters, " + (f"LoRA rank {c.model.lora.rank}" if c.model.lora else "full"),
+            "network evaluations": ", ".join(f"{name.split('/')[-1]} {int(n):,}" for name, n in calls.items() if n),
             "judged": f"{after.weights} weights, {c.eval.num_inference_steps} Euler steps, "
             f"guidance {c.eval.guidance_scale}",
             "seconds": f"{time.monotonic() - self.started:.0f} since the start of this process; "

@@ -115,9 +115,21 @@ def weights_of(folder):
     return load_file(newest / "policy.safetensors")
 
 
-@pytest.mark.parametrize("lora", [True, False])
-def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path, lora):
-    extra = ["optimizer.ema_decay=0.9", "optimizer.schedule=cosine", *(["model.lora.rank=4"] if lora else [])]
+@pytest.mark.parametrize(
+    "special",
+    [
+        ["model.lora.rank=4"],
+        [],
+        # several plans, shared prefixes, and weights of rewards that move
+        [
+            "method={name: granular_grpo, steps: {steps: [0, 1]}}",
+            "reward_schedule={order: [shapes_partial, shapes_strict]}",
+        ],
+    ],
+    ids=["lora", "full", "granular"],
+)
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path, special):
+    extra = ["optimizer.ema_decay=0.9", "optimizer.schedule=cosine", *special]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert flowrl("train", *SMALL, *extra, f"output_dir={whole}").returncode == 0
     process = subprocess.Popen(
@@ -149,7 +161,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path, lora):
         (["iterations=many"], "iterations='many'"),
         (["rollout.group_size=1"], "a group needs at least 2 samples"),
         (["method.steps.range=[6,12]"], "leaves the schedule"),
-        (["method.noise_level=0"], "method.noise_level=0 makes every step deterministic"),
+        (["method.noise_level=0"], "method.noise_level=0 makes steps deterministic"),
         (["data.train=none.txt"], "no prompt file 'none.txt'"),
         (["rewards.shapes_strikt=1"], "unknown reward 'shapes_strikt'"),
         (["nonsense"], "no config 'nonsense'"),
@@ -191,6 +203,19 @@ def test_a_reward_of_one_s_own_in_five_lines(tmp_path):
     result = flowrl("train", *SMALL, "rewards={'mine:red': 1}", "iterations=1", "output_dir=run", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "after:  mine:red" in result.stdout
+
+
+def test_calibrate_moves_each_level_and_prints_what_to_set():
+    settings = [*SMALL, "method={name: dense_grpo, transition: cps, steps: {kind: all, stop: 2}}"]
+    result = flowrl("calibrate", *settings, "--rounds", 2, "--step", 0.05, "--tolerance", 1)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("round 1: 0.70 (+")
+    last = yaml.safe_load(result.stdout.splitlines()[-1].partition("=")[2])
+    assert len(last) == 3
+    assert all(level in (0.65, 0.75) for level in last[:2]), "both moved by the step"
+    refused = flowrl("calibrate", *SMALL)
+    assert refused.returncode == 2
+    assert "it needs method.steps.kind=all" in refused.stderr
 
 
 @pytest.mark.parametrize(

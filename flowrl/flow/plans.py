@@ -119,20 +119,22 @@ def window(levels: Sequence[float], *, start: int, size: int) -> StepPlan:
 def with_tail(plan: StepPlan, *, num_steps: int, solver: str) -> StepPlan:
     """MixGRPO-Flash (arXiv 2507.21802): after the last stochastic step, `num_steps` steps of a better solver.
 
-    They are evenly spaced in grid positions and always end at the clean image.
+    For a plan without branches and completions. The steps are evenly spaced in grid positions, and always end at the
+    clean image.
     """
     last, end = plan.trained[-1] + 1, plan.path[-1]
     tail = np.linspace(plan.path[last], end, num_steps + 1)[1:]
     levels = (*plan.noise_levels[:last], *(0.0,) * num_steps)
     path = (*plan.path[: last + 1], *map(float, tail))
-    return StepPlan(path, levels, plan.trained, solver=solver, solver_from=last)
+    return replace(plan, path=path, noise_levels=levels, solver=solver, solver_from=last)
 
 
 def merge_length(sigmas: Sequence[float], step: int, threshold: float) -> int:
     """E-GRPO (arXiv 2601.00423): how many grid steps from `step` on one stochastic step spans.
 
     The fewest with `sigma / (1 - sigma) (sigma - sigma_next) >= threshold`, the exponential of a step's entropy up to
-    constants; 1 at sigma 1, where it is infinite, and where no number reaches the threshold before the last step.
+    constants; 1 at sigma 1, where it is infinite, and where no number reaches the threshold before the last step: a
+    stochastic step to sigma 0 would leave its noise in the image.
     """
     sigma = sigmas[step]
     if sigma >= 1:
@@ -216,8 +218,7 @@ def sliding_start(
 
     def stay(place: int) -> int:
         if strategy == "decay":
-            p = place / last if last else 0.0
-            return max(1, int(every * (1 - p) + p))
+            return max(1, (every * (last - place) + place) // last) if last else every
         if strategy == "exp_decay":
             return math.ceil(every * math.exp(-decay_rate * max(0, place - decay_from)))
         return every

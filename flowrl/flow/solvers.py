@@ -107,7 +107,7 @@ def solve(
 
     Returns:
         the states at the ends of the grids. Tick j takes step j of every grid that has one, so there are as many
-        network calls as the longest grid has steps.
+        network calls as for the longest grid alone.
     """
     states: list[torch.Tensor] = [x for x, _, _ in starts]
     memories: list[Any] = [None] * len(starts)

@@ -86,6 +86,11 @@ class RandomWindow(StepsSection):
     def problems(self, num_steps: int) -> list[str]:
         """A window that leaves the schedule, or its range."""
         first, end = self._bounds(num_steps)
+        if self.range is None and self.size > num_steps - 1:
+            return [
+                f"method.steps.size={self.size} does not fit: with rollout.num_inference_steps={num_steps} the "
+                f"stochastic steps are 0..{num_steps - 2}"
+            ]
         if first < 0 or end > num_steps - 1:
             return [
                 f"method.steps.range=[{first}, {end}] leaves the schedule: with "
@@ -221,10 +226,11 @@ class TreeSteps(AllSteps):
     def problems(self, num_steps: int) -> list[str]:
         """No split, or splits outside the stochastic steps."""
         last = self.num_trained(num_steps) - 1
-        if not self.splits or not all(0 <= step <= last for step in self.splits):
+        rising = list(self.splits) == sorted(set(self.splits))
+        if not self.splits or not rising or not all(0 <= step <= last for step in self.splits):
             return super().problems(num_steps) or [
-                f"method.steps.splits={list(self.splits)}: with rollout.num_inference_steps={num_steps} the stochastic "
-                f"steps are 0..{last}, and at least one split is needed"
+                f"method.steps.splits={list(self.splits)} must rise within the stochastic steps, which are 0..{last} "
+                f"with rollout.num_inference_steps={num_steps}, and hold at least one"
             ]
         return super().problems(num_steps)
 

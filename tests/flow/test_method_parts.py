@@ -278,7 +278,10 @@ CPS = {"transition": "cps", "noise_level": 0.7}
         (DanceGRPO(keep_best=18), "method.keep_best=18 must be even and at most rollout.group_size=16"),
         (BranchGRPO(steps=TREE), "rollout.group_size=16: method.steps.splits=[0, 2] grows a tree with 4 leaves"),
         (BranchGRPO(steps={"kind": "all"}), "method.credit=tree and method.steps.kind=all: a tree needs both"),
-        (FlowGRPO(steps=TREE | {"splits": (0, 1, 2, 3)}), "method.credit=image and method.steps.kind=tree: a tree needs both"),
+        (
+            FlowGRPO(steps=TREE | {"splits": (0, 1, 2, 3)}),
+            "method.credit=image and method.steps.kind=tree: a tree needs both",
+        ),
         (GranularGRPO(steps=WINDOW), "method.credit=granularities needs one stochastic step: method.steps.kind"),
         (
             GRPOGuard(**CPS, log_prob_reduction="pseudo"),

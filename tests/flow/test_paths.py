@@ -48,7 +48,10 @@ def test_rectified_velocity_is_the_default_and_has_its_own_functions():
 
 def test_half_precision_is_computed_in_float32():
     x, output = torch.randn(2, 4, 3).bfloat16().unbind(0)
-    for found in (*predict_ends(x, output, SIGMAS), predict_clean(x, output, SIGMAS), predict_noise(x, output, SIGMAS)):
+    for path, prediction in KNOWN:  # also what is handed through
+        for found in predict_ends(x, output, SIGMAS, path=path, prediction=prediction):
+            assert found.dtype == torch.float32
+    for found in (predict_clean(x, output, SIGMAS), predict_noise(x, output, SIGMAS)):
         assert found.dtype == torch.float32
     torch.testing.assert_close(predict_clean(x, output, SIGMAS), x.float() - SIGMAS[:, None] * output.float())
 

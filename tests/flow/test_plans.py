@@ -164,6 +164,11 @@ def test_merge_length_scores_are_the_closed_form_of_the_paper():
             assert missed == (length + 1 if length + 1 < k else 1)
 
 
+def test_a_threshold_is_reached_when_it_is_met():
+    grid = (1.0, 0.5, 0.25, 0.125, 0.0)  # from 0.5: 0.5 / 0.5 * 0.25, then 0.375, both exact
+    assert [merge_length(grid, 1, threshold) for threshold in (0.25, 0.3, 0.375, 0.4)] == [1, 2, 2, 1]
+
+
 def test_threshold_0_merges_nothing():
     assert [merge_length(shift3_grid(16), step, 0.0) for step in range(16)] == [1] * 16
 

@@ -245,7 +245,7 @@ def test_splits_outside_the_stochastic_steps_are_a_problem(splits, stop):
     assert TreeSteps(splits=(0, 2), stop=3).problems(10) == []
     problem = only(TreeSteps(splits=splits, stop=stop).problems(10))
     assert f"method.steps.splits={list(splits)}" in problem
-    assert f"0..{8 if stop is None else stop - 1}" in problem and "at least one split" in problem
+    assert f"0..{8 if stop is None else stop - 1}" in problem and "must rise" in problem
 
 
 def test_a_tree_with_a_wrong_stop_says_so():
