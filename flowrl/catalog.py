@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from importlib.resources import files
 from pathlib import Path
 
@@ -48,9 +50,22 @@ def method_row(name: str) -> dict[str, str]:
         "method": name,
         "paper": getattr(method, "paper", ""),
         "what it changes": doc.partition(": ")[2].removesuffix(".") or doc,
+        "parts": method.parts() if hasattr(method, "parts") else "",
         "NFE": getattr(method, "nfe", ""),
         "config": config if shipped.is_file() else "",
     }
+
+
+def method_notes(name: str) -> str:
+    """What the file of a method says at its top: defaults, deviations from paper and code, cost."""
+    return (sys.modules[METHODS.load(name).__module__].__doc__ or "").strip()
+
+
+def method_deviations(name: str) -> str:
+    """The deviations among the notes of a method, as one line."""
+    lines = " ".join(method_notes(name).split())
+    found = re.search(r"Deviations?[^:]*: (.*?)(?: NFE per sample|$)", lines)
+    return found[1] if found else ""
 
 
 def find_config(name: str) -> Path:

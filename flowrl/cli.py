@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flowrl import __version__
-from flowrl.catalog import METHODS, REWARDS, method_row
+from flowrl.catalog import METHODS, REWARDS, method_deviations, method_notes, method_row
 from flowrl.config import EvalSection, apply_override, check_files, load_config, load_run_config
 from flowrl.errors import ConfigError, FlowrlError
 from flowrl.registry import suggest
@@ -154,17 +154,25 @@ def calibrate(
 
 @app.command()
 def methods(
+    name: Annotated[str | None, typer.Argument(help="Say all about this one.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="As the table of docs/methods.md.")] = False,
 ) -> None:
     """List the methods that a config can name."""
+    if name is not None:
+        if name not in METHODS:
+            raise ConfigError(f"unknown method {name!r}; {suggest(name, list(METHODS))}")
+        print(method_notes(name))
+        return
     rows = [method_row(name) for name in METHODS]
     if markdown:
+        rows = [row | {"deviations": method_deviations(row["method"])} for row in rows]
         lines = ["| " + " | ".join(row.values()) + " |" for row in rows]
         print("\n".join(["| " + " | ".join(rows[0]) + " |", "|---" * len(rows[0]) + "|", *lines]))
         return
-    table = Table(*rows[0], caption="NFE: network evaluations of a sample in rollout + completions + update")
+    shown = [name for name in rows[0] if name != "parts"]
+    table = Table(*shown, caption="NFE of a sample in rollout + completions + update; `flowrl methods NAME` says more")
     for row in rows:
-        table.add_row(*row.values())
+        table.add_row(*(row[name] for name in shown))
     Console().print(table)
 
 

@@ -218,6 +218,15 @@ def test_calibrate_moves_each_level_and_prints_what_to_set():
     assert "it needs method.steps.kind=all" in refused.stderr
 
 
+def test_methods_tells_the_deviations_of_one_and_the_table_of_the_docs():
+    one = flowrl("methods", "turning_point_grpo")
+    assert "arXiv 2602.06422" in one.stdout and "Deviations from the code:" in one.stdout
+    wrong = flowrl("methods", "turning_point")
+    assert wrong.returncode == 2 and "did you mean 'turning_point_grpo'" in wrong.stderr
+    table = flowrl("methods", "--markdown").stdout
+    assert table.strip() in (Path(__file__).parents[1] / "docs" / "methods.md").read_text()
+
+
 @pytest.mark.parametrize(
     "command", [["methods"], ["rewards"], ["doctor"], ["--version"], ["--help"], ["train", "--help"]]
 )

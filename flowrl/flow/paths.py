@@ -1,8 +1,8 @@
 """Gaussian paths x = alpha x0 + sigma eps, and what a network's output says about their ends. Pure.
 
 sigma 1 is noise, 0 is clean. Two paths: "rectified" flow, alpha = 1 - sigma; and "variance_preserving" diffusion,
-alpha = sqrt(1 - sigma^2), where DDPM's cumulative product is alpha^2 (float32 keeps four digits of alpha at the noisy end
-of Stable Diffusion's schedule; schedules that end at alpha 0 would need alpha itself). Velocity means eps - x0.
+alpha = sqrt(1 - sigma^2), where DDPM's cumulative product is alpha^2 (float32 keeps four digits of alpha at the noisy
+end of Stable Diffusion's schedule; schedules that end at alpha 0 would need alpha itself). Velocity means eps - x0.
 Shapes: `B` rows; `x`, outputs `(B, ...)`; `sigma (B,)`.
 """
 

@@ -71,6 +71,8 @@ class FlowPolicy:
         batch_size: int = 64,
         device: torch.device | str = "cpu",
     ):
+        if share_initial_noise and group_size < 2:
+            raise ValueError("sharing the initial noise needs group_size, the number of samples that share it")
         self.adapter = adapter
         self.transition = get_transition(transition)
         self.guidance_scale = guidance_scale

@@ -103,6 +103,28 @@ class StepwiseMethod(MethodConfig):
             return {**default.model_dump(), **value}
         return value
 
+    @classmethod
+    def parts(cls) -> str:
+        """The parts in which the method's defaults differ from those of plain policy gradient."""
+        found = []
+        for name in (
+            "transition",
+            "steps",
+            "credit",
+            "preference",
+            "reward_aggregation",
+            "advantage_scale",
+            "surrogate",
+        ):
+            value, usual = cls.model_fields[name].default, StepwiseMethod.model_fields[name].default
+            if value != usual:
+                found.append(f"{name}={getattr(value, 'kind', value)}")
+        if cls.model_fields["noise_search"].default is not None:
+            found.append("noise_search")
+        if cls.model_fields["timestep_fraction"].default != 1:
+            found.append(f"timestep_fraction={cls.model_fields['timestep_fraction'].default:g}")
+        return ", ".join([*found, "share_initial_noise"] if cls.shares_noise else found)
+
     @property
     def needs_reference(self) -> bool:
         """Only the KL term asks for the reference."""
