@@ -73,6 +73,13 @@ def test_granular_advantages_are_clamped_after_the_sum():
     assert found.shape == (24, 1)
     assert found[5].item() == 5
     torch.testing.assert_close(found[:5], torch.full((5, 1), -3 / 23**0.5, dtype=torch.float64))
+    # 40 samples: sqrt(39) = 6.24, beyond the clamp, for the only good one, and -sqrt(19) for one of two bad ones;
+    # together 1.89, where 5 - sqrt(19) would be 0.64
+    rewards = torch.zeros(40, 2)
+    rewards[5] = torch.tensor([1.0, -1.0])
+    rewards[6, 1] = -1
+    found = GranularGRPO(strides=(1, 2), std_floor=0).advantages(scored(rewards, torch.zeros(40, dtype=torch.long)))
+    assert found[5].item() == pytest.approx(39**0.5 - 19**0.5)
 
 
 def test_one_granularity_is_plain():
