@@ -149,8 +149,14 @@ class ScheduleSection(Section):
     """Competence, the running mean of a reward, at which half of its weight has gone."""
     decay: float = Field(0.9, ge=0, lt=1)
     """Of the running means, for each iteration."""
-    floor: float = Field(0.05, ge=0, le=0.5)
+    floor: float = Field(0.05, ge=0)
     """No weight falls below this."""
+
+    @model_validator(mode="after")
+    def _check(self) -> ScheduleSection:
+        if self.floor * len(self.order) > 1:
+            raise ValueError(f"reward_schedule.floor={self.floor:g}: {len(self.order)} weights sum to 1")
+        return self
 
 
 class OptimizerSection(Section):

@@ -37,9 +37,9 @@ def combine_advantages(
     """Advantages of several rewards.
 
     "sum": the weighted sum of the rewards is credited and normalised. "mo_grpo" (arXiv 2509.22047): each reward is
-    credited and normalised on its own, then they are summed with their weights, so that none drowns the others by its
-    scale. "gdpo" (arXiv 2601.05242): the same, and with more than one reward the sum is divided by its std over the
-    batch, so that the size of advantages does not depend on the number of rewards.
+    credited and normalised on its own, so that none drowns the others by its scale, and the results are averaged by
+    their weights (the paper's sum over the sum of the weights). "gdpo" (arXiv 2601.05242): the same, and with more than one reward the average is divided by its std
+    over the batch. With one reward all three are the same.
 
     Args:
         credit: rewards `(N, V)` to values of samples or units, `(N, C)`.
@@ -51,7 +51,8 @@ def combine_advantages(
     if how == "sum":
         return normalise(credit(weighted_sum(scores.table, scores.weights)))
     used = scores.weights.nonzero()[:, 0].tolist()
-    parts = [scores.weights[column] * normalise(credit(scores.table[..., column])) for column in used]
+    weights = scores.weights / scores.weights.abs().sum()
+    parts = [weights[column] * normalise(credit(scores.table[..., column])) for column in used]
     total = torch.stack(parts).sum(0)
     if how == "gdpo" and len(used) > 1:
         total = total / total.std(0, correction=0).clamp(min=1e-12)
@@ -70,7 +71,7 @@ def win_rates(rewards: torch.Tensor, group_ids: torch.Tensor) -> torch.Tensor:
     result = torch.full(rewards.shape, torch.nan, dtype=torch.float64)
     for group in torch.unique(group_ids):
         rows = (group_ids == group).nonzero()[:, 0]
-        own = rewards[rows].double()
+        own = torch.where(rewards[rows].isfinite(), rewards[rows].double(), torch.nan)
         better = (own[:, None] > own[None]).double() + 0.5 * (own[:, None] == own[None])
         others = own.isfinite().sum(0) - 1
         wins = (better.sum(1) - 0.5) / others

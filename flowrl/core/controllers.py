@@ -58,7 +58,7 @@ class SelfPaced:
         left, shares = 1.0, []
         for name in self.names[:-1]:
             value = self.competence.get(name, 0.0)
-            passed = 1 / (1 + math.exp(-self.sharpness * (value - self.threshold)))
+            passed = 1 / (1 + math.exp(min(500.0, -self.sharpness * (value - self.threshold))))
             shares.append(left * (1 - passed))
             left *= passed
         shares.append(left)

@@ -79,14 +79,15 @@ def call_pairwise(
         raise RewardError(f"reward {reward.name!r} compares pairs, so it cannot judge images one by one")
     members = range(len(completions))
     pairs = [(i, j) for i, j in combinations(members, 2) if groups[i] == groups[j]]
+    if not pairs:
+        return [math.nan] * len(completions)
     first = [i for i, _ in pairs]
     given = {name: [values[i] for i in first] for name, values in columns.items()}
     given["opponents"] = [completions[j] for _, j in pairs]
     wins = call_reward(reward, [prompts[i] for i in first], [completions[i] for i in first], given)
-    if any(not math.isnan(win) and not 0 <= win <= 1 for win in wins):
-        raise RewardError(
-            f"reward {reward.name!r} is pairwise: expected values in [0, 1], got {min(wins)} to {max(wins)}"
-        )
+    outside = [win for win in wins if not math.isnan(win) and not 0 <= win <= 1]
+    if outside:
+        raise RewardError(f"reward {reward.name!r} compares pairs: expected values in [0, 1], got {outside[0]}")
     total, judged = [0.0] * len(completions), [0] * len(completions)
     for (i, j), win in zip(pairs, wins, strict=True):
         if not math.isnan(win):

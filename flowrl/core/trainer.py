@@ -137,7 +137,8 @@ class Trainer:
         mine = shard(len(ids), self.accelerator.process_index, self.accelerator.num_processes)
         rollout, table = self._sample(ids[mine], plans)
         table = gather_rows(self.accelerator, table.flatten(1), len(ids)).unflatten(1, table.shape[1:])
-        scores = Scores(table, self._weights(), ids.group, rollout.num_units)
+        compared = torch.tensor([reward.pairwise for reward in self.scorer.rewards])
+        scores = Scores(table, self._weights(), ids.group, rollout.num_units, compared)
         rewards = weighted_sum(table[:, -1], scores.weights)
         if rewards.isnan().all():
             raise RewardError(

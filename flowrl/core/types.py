@@ -58,10 +58,12 @@ class Scores:
     """All scores of an iteration, of all ranks.
 
     table: `(N, V, R)` float64, NaN = no score; the last view is the sample itself. weights: `(R,)`, 0 only monitors.
-    group: `(N,)`, equal for samples that are compared with each other. num_units: U.
+    group: `(N,)`, equal for samples that are compared with each other. num_units: U. compared: `(R,)` bool, columns of
+    pairwise rewards, which are win rates already.
     """
 
     table: torch.Tensor
     weights: torch.Tensor
     group: torch.Tensor
     num_units: int = 1
+    compared: torch.Tensor | None = None

@@ -17,15 +17,16 @@ def refit(
     """Mean and std of the `elites` best of `candidates (P, K, *latent)`, each `(P, *latent)`.
 
     Args:
-        scores: `(P, K)`; a candidate without a score (NaN) ranks last. Where none has one, or all are equal, there is
-            nothing to learn: mean 0, std 1.
+        scores: `(P, K)`, NaN = no score. Where fewer than `elites` have one, or all are equal, there is nothing to
+            learn: mean 0, std 1.
         std_floor: smallest std.
     """
     ranked = scores.nan_to_num(nan=-math.inf)
     best = ranked.topk(elites, dim=1).indices
     chosen = torch.stack([own[index] for own, index in zip(candidates, best, strict=True)])
     mean, std = chosen.mean(1), chosen.std(1, correction=0).clamp(min=std_floor)
-    told = (ranked.amax(1) > ranked.amin(1)).reshape(-1, *[1] * (mean.ndim - 1))
+    told = (scores.isfinite().sum(1) >= elites) & (ranked.amax(1) > ranked.amin(1))
+    told = told.reshape(-1, *[1] * (mean.ndim - 1))
     return torch.where(told, mean, 0.0), torch.where(told, std, 1.0)
 
 

@@ -44,12 +44,12 @@ def test_sum_mo_grpo_and_gdpo_by_hand():
     # groups (0, 1) and (2, 3), weights 2 and 1.
     # first reward 0, 1 | 0, 10:  normalised -1, 1 | -1, 1
     # second       3, 1 | 5, 5:   normalised  1, -1 | 0, 0
-    # "mo_grpo": 2 (first) + (second) = -1, 1, -2, 2
+    # "mo_grpo": (2 (first) + (second)) / 3 = -1, 1, -2, 2 thirds
     # "gdpo": that over its std, sqrt((1 + 1 + 4 + 4) / 4) = sqrt(2.5)
     # "sum": rewards 2 first + second = 3, 3 | 5, 25: normalised 0, 0 | -1, 1
     table, group = doubles([[[0, 3]], [[1, 1]], [[0, 5]], [[10, 5]]]), torch.tensor([0, 0, 1, 1])
     each = doubles([[-1], [1], [-2], [2]])
-    torch.testing.assert_close(advantages(table, "mo_grpo", group, [2, 1]), each)
+    torch.testing.assert_close(advantages(table, "mo_grpo", group, [2, 1]), each / 3)
     torch.testing.assert_close(advantages(table, "gdpo", group, [2, 1]), each / 2.5**0.5)
     torch.testing.assert_close(advantages(table, "sum", group, [2, 1]), doubles([[0], [0], [-1], [1]]))
 
@@ -106,7 +106,7 @@ def test_a_missing_score_of_one_reward_spoils_the_sum_but_not_the_other_reward()
     # first reward 0, 2 and missing: normalised -1, 1, 0. second 0, 0, 3: mean 1, std sqrt(2).
     table, group = doubles([[[0, 0]], [[2, 0]], [[NAN, 3]]]), torch.zeros(3, dtype=torch.long)
     low, high = -1 / 2**0.5, 2 / 2**0.5
-    torch.testing.assert_close(advantages(table, "mo_grpo", group), doubles([[-1 + low], [1 + low], [high]]))
+    torch.testing.assert_close(advantages(table, "mo_grpo", group), doubles([[-1 + low], [1 + low], [high]]) / 2)
     torch.testing.assert_close(advantages(table, "sum", group), doubles([[-1], [1], [0]]))
 
 

@@ -75,7 +75,7 @@ def test_a_lone_completion_has_no_score():
 
 @pytest.mark.parametrize("bad", [1.5, -0.1])
 def test_verdicts_outside_zero_and_one_are_refused(bad):
-    with pytest.raises(RewardError, match=rf"reward 'judge' is pairwise: expected values in \[0, 1\].*{bad}"):
+    with pytest.raises(RewardError, match=rf"reward 'judge' compares pairs: expected values in \[0, 1\].*{bad}"):
         win_rates(Judge(lambda first, second: bad if first == 1 else 0.5), [1, 5, 9], [0, 0, 0])
     # the borders are allowed
     assert win_rates(Judge(lambda first, second: 1), [1, 5], [0, 0]) == [1, 0]

@@ -292,9 +292,15 @@ CPS = {"transition": "cps", "noise_level": 0.7}
         (GranularGRPO(steps=WINDOW), "method.credit=granularities needs one stochastic step: method.steps.kind"),
         (
             GRPOGuard(**CPS, log_prob_reduction="pseudo"),
-            "method.surrogate=guard needs true log-probs; use method.log_prob_reduction=mean",
+            "method.surrogate=guard needs true log-probs, averaged over elements; use",
         ),
         (FlowGRPO(**CPS, surrogate="divergence", log_prob_reduction="pseudo"), "method.surrogate=divergence needs"),
+        (GRPOGuard(log_prob_reduction="sum"), "method.surrogate=guard needs true log-probs, averaged"),
+        (GranularGRPO(strides=(2, 3)), "method.strides=[2, 3] must hold 1"),
+        (
+            BranchGRPO(steps={"splits": (0, 1, 2, 3)}, keep_best=4),
+            "method.credit=tree trains every edge: it goes with neither keep_best",
+        ),
         (
             FlowGRPO(log_prob_reduction="pseudo"),
             "method.log_prob_reduction=pseudo is for method.transition=cps, not flow_sde",
@@ -327,3 +333,18 @@ def test_a_single_inference_step_is_too_few():
     for name in METHODS:
         found = METHODS.load(name)(name=name).problems(RolloutSection(num_inference_steps=1, group_size=16))
         assert found == ["rollout.num_inference_steps=1: at least 2 are needed"]
+
+
+def test_a_pairwise_reward_is_not_ranked_again():
+    """Win rates of 0.51, 0.5, 0.49 are no clear wins; a scalar reward beside them is ranked."""
+    table = torch.tensor([[[0.51, 7.0]], [[0.50, 9.0]], [[0.49, 8.0]]], dtype=torch.float64)
+    scores = Scores(table, torch.tensor([1.0, 1.0]), torch.zeros(3, dtype=torch.long), 1, torch.tensor([True, False]))
+    # sums of the columns as they should be: 0.51 + 0, 0.5 + 1, 0.49 + 0.5
+    values = torch.tensor([0.51, 1.5, 0.99], dtype=torch.float64)
+    expected = (values - values.mean()) / (values.std(correction=0) + 1e-4)
+    torch.testing.assert_close(PrefGRPO().advantages(scores)[:, 0], expected)
+
+
+def test_a_search_must_select():
+    with pytest.raises(ValueError, match="elites=4 must be fewer than its candidates=2"):
+        SmartGRPO(noise_search={"candidates": 2, "elites": 4})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from flowrl.config import MethodConfig, RolloutSection, Section
 from flowrl.flow.steps import AllSteps, PlanContext, SingularSteps, Steps, TreeSteps
@@ -40,6 +40,14 @@ class NoiseSearch(Section):
     """The best of them, which the next law is fitted to."""
     std_floor: float = Field(0.3, gt=0)
     """Smallest std of that law."""
+
+    @model_validator(mode="after")
+    def _check(self) -> NoiseSearch:
+        if self.elites >= self.candidates:
+            raise ValueError(
+                f"method.noise_search.elites={self.elites} must be fewer than its candidates={self.candidates}"
+            )
+        return self
 
 
 class StepwiseMethod(MethodConfig):
@@ -79,7 +87,7 @@ class StepwiseMethod(MethodConfig):
     timestep_fraction: float = Field(1.0, gt=0, le=1)
     """Share of the trained steps that enter the loss, drawn anew for each sample."""
     keep_best: int | None = Field(None, ge=2)
-    """Of each group only the best and the worst half of this many samples enter the loss."""
+    """Of each group only the best and the worst half of this many samples, by advantage, enter the loss."""
     surrogate: Surrogate = "clip"
     """Clipped ratio; ratio with its bias and scale corrected (GRPO-Guard); or masked by divergence (Flow-DPPO)."""
     clip_range: float = Field(1e-4, gt=0)
@@ -168,6 +176,8 @@ class StepwiseMethod(MethodConfig):
                 "method.credit=granularities needs one stochastic step: method.steps.kind singular or entropy, "
                 f"not {kind}"
             ]
+        if self.credit == "granularities" and 1 not in self.strides:
+            return [f"method.strides={list(self.strides)} must hold 1, which is the sample itself"]
         return []
 
     def _selection_problems(self, rollout: RolloutSection) -> list[str]:
@@ -178,6 +188,8 @@ class StepwiseMethod(MethodConfig):
             found.append(
                 f"method.keep_best={self.keep_best} must be even and at most rollout.group_size={rollout.group_size}"
             )
+        if self.credit == "tree" and (self.keep_best or self.timestep_fraction < 1):
+            found.append("method.credit=tree trains every edge: it goes with neither keep_best nor timestep_fraction")
         if isinstance(self.steps, TreeSteps) and rollout.group_size != 2 ** len(self.steps.splits):
             found.append(
                 f"rollout.group_size={rollout.group_size}: method.steps.splits={list(self.steps.splits)} grows a tree "
@@ -186,12 +198,13 @@ class StepwiseMethod(MethodConfig):
         return found
 
     def _loss_problems(self) -> list[str]:
-        if self.log_prob_reduction != "pseudo":
-            return []
-        if self.transition != "cps":
+        if self.log_prob_reduction == "pseudo" and self.transition != "cps":
             return [f"method.log_prob_reduction=pseudo is for method.transition=cps, not {self.transition}"]
-        if self.surrogate != "clip":
-            return [f"method.surrogate={self.surrogate} needs true log-probs; use method.log_prob_reduction=mean"]
+        if self.log_prob_reduction != "mean" and self.surrogate != "clip":
+            return [
+                f"method.surrogate={self.surrogate} needs true log-probs, averaged over elements; use "
+                f"method.log_prob_reduction=mean instead of {self.log_prob_reduction}"
+            ]
         return []
 
     # hooks
@@ -242,10 +255,14 @@ class StepwiseMethod(MethodConfig):
         """`(N, 1)` or `(N, U)`: credited, normalised within (group, column), clamped."""
         from dataclasses import replace
 
+        import torch
+
         from flowrl.core.combine import combine_advantages, win_rates
 
         if self.preference:
-            scores = replace(scores, table=win_rates(scores.table, scores.group))
+            ranked = win_rates(scores.table, scores.group)
+            table = ranked if scores.compared is None else torch.where(scores.compared, scores.table, ranked)
+            scores = replace(scores, table=table)
         values = combine_advantages(
             scores,
             lambda rewards: self._credited(rewards, scores.num_units),
@@ -293,8 +310,9 @@ class StepwiseMethod(MethodConfig):
         num, units = advantages.shape
         keep = torch.ones(num, units, dtype=torch.bool)
         if self.keep_best:
-            rewards = weighted_sum(scores.table[:, -1], scores.weights)
-            keep &= _extremes(rewards, scores.group, self.keep_best)[:, None]
+            scored = weighted_sum(scores.table[:, -1], scores.weights).isfinite()
+            ranks = torch.where(scored, advantages.mean(1), torch.nan)
+            keep &= _extremes(ranks, scores.group, self.keep_best)[:, None]
         if self.timestep_fraction < 1:
             order = torch.from_numpy(rng.random((num, units))).argsort(1).argsort(1)
             keep &= order < int(units * self.timestep_fraction)
@@ -337,14 +355,14 @@ class StepwiseMethod(MethodConfig):
         return guarded_surrogate(*common, *gaussian, step, clip_range=self.clip_range)
 
 
-def _extremes(rewards: torch.Tensor, group: torch.Tensor, count: int) -> torch.Tensor:
-    """The best and the worst `count / 2` scored samples of each group, `(N,)` bool."""
+def _extremes(ranks: torch.Tensor, group: torch.Tensor, count: int) -> torch.Tensor:
+    """The best and the worst `count / 2` samples of each group, those of rank NaN left out, `(N,)` bool."""
     import torch
 
     keep = torch.zeros_like(group, dtype=torch.bool)
     for number in torch.unique(group):
-        rows = ((group == number) & rewards.isfinite()).nonzero()[:, 0]
-        order = rows[rewards[rows].argsort(stable=True)]
+        rows = ((group == number) & ranks.isfinite()).nonzero()[:, 0]
+        order = rows[ranks[rows].argsort(stable=True)]
         keep[order[: count // 2]] = True
         keep[order[max(0, len(order) - count // 2) :]] = True
     return keep
