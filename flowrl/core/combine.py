@@ -38,8 +38,8 @@ def combine_advantages(
 
     "sum": the weighted sum of the rewards is credited and normalised. "mo_grpo" (arXiv 2509.22047): each reward is
     credited and normalised on its own, so that none drowns the others by its scale, and the results are averaged by
-    their weights (the paper's sum over the sum of the weights). "gdpo" (arXiv 2601.05242): the same, and with more than one reward the average is divided by its std
-    over the batch. With one reward all three are the same.
+    their weights (the paper's sum over the sum of the weights). "gdpo" (arXiv 2601.05242): the same, and with more than
+    one reward the average is divided by its std over the batch. With one reward all three are the same.
 
     Args:
         credit: rewards `(N, V)` to values of samples or units, `(N, C)`.
