@@ -22,7 +22,7 @@ from flowrl.core.groups import iteration_ids
 from flowrl.core.prompts import PromptSet, read_prompts
 from flowrl.core.random import numpy_generator, torch_generator
 from flowrl.core.scoring import Reward, Scorer
-from flowrl.core.trainer import Settings
+from flowrl.core.trainer import Settings, check_pairwise
 from flowrl.errors import ConfigError
 from flowrl.flow.calibrate import CalibrationRound
 from flowrl.flow.calibrate import calibrate as run_calibration
@@ -206,19 +206,24 @@ def calibrate(
 ) -> Iterator[CalibrationRound]:
     """Calibrates the noise levels of a config's method on its model, prompts and rewards; see `flowrl.flow.calibrate`.
 
+    All steps are stochastic meanwhile, whatever `method.steps` says, but for the `stop` of its kind "all".
+
     Args:
-        num_samples: in each round; default: those of an iteration.
+        num_samples: in each round, in whole groups; default: those of an iteration.
 
     Raises:
-        ConfigError: the method does not make all of its steps stochastic.
+        ConfigError: the method has no noise levels, or a reward judges no single images.
     """
     method, r = config.method, config.rollout
-    if not isinstance(method, StepwiseMethod) or not isinstance(method.steps, AllSteps):
-        raise ConfigError("calibration runs all stochastic steps: it needs method.steps.kind=all")
-    method = method.model_copy(update={"credit": "increments"})
+    if not isinstance(method, StepwiseMethod):
+        raise ConfigError(f"method.name={method.name} has no noise levels to calibrate")
+    steps = method.steps if method.steps.kind == "all" else AllSteps()
+    method = method.model_copy(update={"credit": "increments", "steps": steps})
     prompts = read_prompts(find_prompts(config.data.train))
     scorer, weights = Scorer(build_rewards(config.rewards)), torch.tensor([c.weight for c in config.rewards])
-    policy = build_policy(config, prompts, build_accelerator(config).device)
+    check_pairwise(trainer_settings(config), method, scorer, 1)
+    accelerator = build_accelerator(config)
+    policy = build_policy(config, prompts, accelerator.device)
     num_steps, levels = method.steps.num_trained(r.num_inference_steps), method.levels(r.num_inference_steps)
     first, others = levels[:num_steps], levels[num_steps:]  # the others belong to deterministic steps
     num_prompts = max(1, (num_samples or r.num_prompts * r.group_size) // r.group_size)
@@ -230,7 +235,8 @@ def calibrate(
         plan = chosen.plans(policy.grid, iteration=number, rng=numpy_generator(config.seed, "plan", number))[0]
         found = []
         for start in range(0, len(ids), r.batch_size):
-            rollout = policy.rollout(ids[start : start + r.batch_size], plan, seed=config.seed, iteration=number)
+            with accelerator.autocast():
+                rollout = policy.rollout(ids[start : start + r.batch_size], plan, seed=config.seed, iteration=number)
             rollout = policy.decode(rollout)
             rows = prompts.rows(rollout.ids.prompt[rollout.owners].tolist())
             table = scorer.submit(rows.prompts, rollout.completions, rows.columns).result()

@@ -166,7 +166,7 @@ def methods(
     rows = [method_row(name) for name in METHODS]
     if markdown:
         rows = [row | {"deviations": method_deviations(row["method"])} for row in rows]
-        lines = ["| " + " | ".join(row.values()) + " |" for row in rows]
+        lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row.values()) + " |" for row in rows]
         print("\n".join(["| " + " | ".join(rows[0]) + " |", "|---" * len(rows[0]) + "|", *lines]))
         return
     shown = [name for name in rows[0] if name != "parts"]

@@ -154,6 +154,8 @@ class ScheduleSection(Section):
 
     @model_validator(mode="after")
     def _check(self) -> ScheduleSection:
+        if len(set(self.order)) < len(self.order):
+            raise ValueError(f"reward_schedule.order={self.order}: a reward is named twice")
         if self.floor * len(self.order) > 1:
             raise ValueError(f"reward_schedule.floor={self.floor:g}: {len(self.order)} weights sum to 1")
         return self

@@ -12,10 +12,11 @@ from .registry import suggest
 
 def explain(error: Any, root: type[BaseModel], prefix: tuple[str, ...] = ()) -> str:
     """One line for one error of pydantic's in a tree of sections; `prefix` is where the tree hangs."""
-    location, sections = _sections(root, error["loc"])
-    dotted = ".".join(map(str, (*prefix, *location)))
-    if error["type"] == "extra_forbidden":
-        return f"unknown key {dotted!r}; {_suggest_key(str(location[-1]), root, sections[-1])}"
+    unknown = error["type"] == "extra_forbidden"
+    keys, section, others = _place(root, error["loc"], last_is_unknown=unknown)
+    dotted = ".".join(map(str, (*prefix, *keys)))
+    if unknown:
+        return f"unknown key {dotted!r}; {_suggest_key(str(keys[-1]), prefix, root, section, others)}"
     if error["type"] == "value_error":
         return str(error["ctx"]["error"])
     if error["type"] == "missing":
@@ -26,24 +27,36 @@ def explain(error: Any, root: type[BaseModel], prefix: tuple[str, ...] = ()) -> 
     return f"{dotted}={error['input']!r}: {error['msg'][0].lower()}{error['msg'][1:]}"
 
 
-def _sections(root: type[BaseModel], location: Sequence[Any]) -> tuple[list[Any], list[type[BaseModel]]]:
-    """The keys of an error's place, without the tags of unions, and the sections on the way there."""
+def _place(
+    root: type[BaseModel], location: Sequence[Any], *, last_is_unknown: bool
+) -> tuple[list[Any], type[BaseModel], list[type[BaseModel]]]:
+    """The keys that a user wrote on the way to an error, the section it lies in, and the other kinds of that section.
+
+    pydantic's location also names members of unions; those are left out.
+    """
     keys: list[Any] = []
-    sections = [root]
+    section = root
+    others: list[type[BaseModel]] = []
     candidates: list[type[BaseModel]] = []
-    for part in location:
-        field = sections[-1].model_fields.get(part) if isinstance(part, str) else None
-        tagged = [c for c in candidates if part == getattr(c.model_fields.get("kind"), "default", None)]
+    for number, part in enumerate(location):
+        tagged = [model for model in candidates if part == _kind(model)]
         if tagged:
-            sections.append(tagged[0])
-            candidates = []
+            section, others, candidates = tagged[0], [model for model in candidates if model not in tagged], []
+            continue
+        field = section.model_fields.get(part) if isinstance(part, str) else None
+        if field is None and isinstance(part, str) and not (last_is_unknown and number == len(location) - 1):
+            keys += [part] if section is root and not keys else []
             continue
         keys.append(part)
         if field is not None:
             candidates = list(_models(field.annotation))
             if len(candidates) == 1:
-                sections.append(candidates[0])
-    return keys, sections
+                section, others = candidates[0], []
+    return keys, section, others
+
+
+def _kind(model: type[BaseModel]) -> Any:
+    return getattr(model.model_fields.get("kind"), "default", None)
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -53,11 +66,18 @@ def _models(annotation: Any) -> Iterator[type[BaseModel]]:
         yield from _models(argument)
 
 
-def _suggest_key(name: str, root: type[BaseModel], section: type[BaseModel]) -> str:
-    """Nearest key of the section, or the section in which the key exists."""
+def _suggest_key(
+    name: str, prefix: tuple[str, ...], root: type[BaseModel], section: type[BaseModel], others: list[type[BaseModel]]
+) -> str:
+    """Another kind of the section that has the key, another section that has it, or the nearest key."""
+    kinds = [str(_kind(model)) for model in others if name in model.model_fields]
+    if kinds:
+        return (
+            f"kind {_kind(section)} has no such key, but {' and '.join(kinds)} {'has' if len(kinds) == 1 else 'have'}"
+        )
     elsewhere = [
-        f"{key}.{name}"
+        ".".join((*prefix, key, name))
         for key, field in root.model_fields.items()
-        if any(name in model.model_fields for model in _models(field.annotation))
+        if len(models := list(_models(field.annotation))) == 1 and name in models[0].model_fields
     ]
     return f"did you mean {elsewhere[0]!r}?" if elsewhere else suggest(name, list(section.model_fields))

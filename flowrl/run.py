@@ -32,7 +32,7 @@ from flowrl.core.policy import Method
 from flowrl.core.prompts import PromptSet, read_prompts
 from flowrl.core.scoring import Scorer
 from flowrl.core.tracking import MetricsFile, TensorBoard, finite, read_metrics
-from flowrl.core.trainer import Trainer
+from flowrl.core.trainer import Trainer, check_pairwise
 from flowrl.errors import ConfigError
 from flowrl.flow.export import export_policy
 from flowrl.flow.policy import FlowPolicy, to_pil
@@ -69,14 +69,13 @@ def train(source: Any = None, overrides: Sequence[str] = (), *, resume: str | Pa
     judge_prompts = eval_prompts(config)
     scorer = Scorer(build_rewards(config.rewards))
     judging_rewards(config)  # what cannot be built is told before there is a folder
+    method, settings = cast(Method, config.method), trainer_settings(config)
+    check_pairwise(settings, method, scorer, accelerator.num_processes)
     policy = build_policy(config, train_prompts, accelerator.device)
 
     folder = Path(config.output_dir)
-    method = cast(Method, config.method)
     controller = build_controller(config)
-    trainer = Trainer(
-        trainer_settings(config), policy, method, scorer, train_prompts, accelerator, folder, controller=controller
-    )
+    trainer = Trainer(settings, policy, method, scorer, train_prompts, accelerator, folder, controller=controller)
     if accelerator.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))

@@ -213,9 +213,6 @@ def test_calibrate_moves_each_level_and_prints_what_to_set():
     last = yaml.safe_load(result.stdout.splitlines()[-1].partition("=")[2])
     assert len(last) == 3
     assert all(level in (0.65, 0.75) for level in last[:2]), "both moved by the step"
-    refused = flowrl("calibrate", *SMALL)
-    assert refused.returncode == 2
-    assert "it needs method.steps.kind=all" in refused.stderr
 
 
 def test_methods_tells_the_deviations_of_one_and_the_table_of_the_docs():

@@ -39,7 +39,8 @@ def combine_advantages(
     "sum": the weighted sum of the rewards is credited and normalised. "mo_grpo" (arXiv 2509.22047): each reward is
     credited and normalised on its own, so that none drowns the others by its scale, and the results are averaged by
     their weights (the paper's sum over the sum of the weights). "gdpo" (arXiv 2601.05242): the same, and with more than
-    one reward the average is divided by its std over the batch. With one reward all three are the same.
+    one reward the average is divided by its std over the batch. With one reward all three are the same. What misses a
+    score of one reward gets 0.
 
     Args:
         credit: rewards `(N, V)` to values of samples or units, `(N, C)`.
@@ -48,14 +49,19 @@ def combine_advantages(
     Returns:
         `(N, C)` float64.
     """
+    whole = credit(weighted_sum(scores.table, scores.weights))
     if how == "sum":
-        return normalise(credit(weighted_sum(scores.table, scores.weights)))
+        return normalise(whole)
     used = scores.weights.nonzero()[:, 0].tolist()
     weights = scores.weights / scores.weights.abs().sum()
     parts = [weights[column] * normalise(credit(scores.table[..., column])) for column in used]
-    total = torch.stack(parts).sum(0)
+    valid = whole.isfinite()
+    total = torch.where(valid, torch.stack(parts).sum(0), 0.0)
     if how == "gdpo" and len(used) > 1:
-        total = total / total.std(0, correction=0).clamp(min=1e-12)
+        count = valid.sum(0).clamp(min=1)
+        mean = total.sum(0) / count
+        std = (torch.where(valid, total - mean, 0.0).square().sum(0) / count).sqrt()
+        total = total / std.clamp(min=1e-12)
     return total
 
 

@@ -82,7 +82,7 @@ class Trainer:
         on_iteration: Callable[[int, dict[str, float], dict[str, float]], None] | None = None,
         controller: Controller | None = None,
     ):
-        _check_pairwise(settings, scorer, accelerator.num_processes)
+        check_pairwise(settings, method, scorer, accelerator.num_processes)
         self.controller = controller
         self.settings, self.policy, self.method, self.scorer = settings, policy, method, scorer
         self.prompts, self.accelerator, self.folder = prompts, accelerator, folder
@@ -147,6 +147,15 @@ class Trainer:
         advantages = self.method.advantages(scores).expand(-1, rollout.num_units)
         keep = self.method.select(advantages, scores, numpy_generator(s.seed, "select", self.iteration))
         metrics = self._reward_metrics(table[:, -1], rewards, advantages, ids)
+        missing = int(weighted_sum(table, scores.weights).isnan().sum())
+        metrics["num_missing_scores"] = missing
+        if missing and not advantages.any():
+            logger.warning(
+                "iteration %d: nothing to learn from, as %d of %d scores are missing",
+                self.iteration + 1,
+                missing,
+                table.shape[0] * table.shape[1],
+            )
         if self.controller:
             metrics |= self.controller.update(dict(zip(self.scorer.names, table[:, -1].T.tolist(), strict=True)))
         with self._clock("update"):
@@ -210,6 +219,7 @@ class Trainer:
         before = [parameter.detach().clone() for parameter in probe]
         for epoch in range(s.epochs_per_rollout):
             order = torch.randperm(len(keep), generator=torch_generator(s.seed, "update", self.iteration, epoch))
+            order = order[keep.any(1)[order]]
             for number, share in enumerate(order.chunk(s.updates_per_rollout)):
                 first = epoch == 0 and number == 0
                 wanted = keep[mine] & torch.isin(rollout.ids.sample, share)[:, None]
@@ -245,7 +255,7 @@ class Trainer:
             if weight:
                 log.add_units(metrics, first=first)
         self._apply(log, any_batch=size > 0)
-        if first and log.peak("ratio_deviation_first") > getattr(self.method, "clip_range", math.inf):
+        if first and log.peak("ratio_deviation_first") > getattr(self.method, "ratio_limit", math.inf):
             logger.warning(
                 "before the first update the ratio is off 1 by %.1e, more than method.clip_range: rollout and update "
                 "do not compute the same; use float32, or a larger clip range",
@@ -300,7 +310,6 @@ class Trainer:
             metrics |= {f"rewards/{name}/mean": column.nanmean().item(), f"rewards/{name}/std": _nan_std(column)}
         return metrics | {
             "frac_reward_zero_std": zero_std_fraction(rewards, ids.group),
-            "num_missing_scores": int(rewards.isnan().sum()),
             "advantage_abs_mean": advantages.abs().mean().item(),
         }
 
@@ -362,11 +371,21 @@ def _copy_into(targets: dict[str, Any], values: dict[str, torch.Tensor], where: 
         target.copy_(values[name])
 
 
-def _check_pairwise(settings: Settings, scorer: Scorer, num_processes: int) -> None:
-    """Pairs are compared within a batch, so a batch must hold whole groups."""
+def check_pairwise(settings: Settings, method: Any, scorer: Scorer, num_processes: int) -> None:
+    """Whether rewards that compare pairs can do so: within a batch, among samples.
+
+    Raises:
+        ConfigError: batches cut groups, or the method scores more than samples.
+    """
     pairwise = [reward.name for reward in scorer.rewards if reward.pairwise]
-    whole = settings.rollout_batch_size % settings.group_size == 0 and settings.num_prompts % num_processes == 0
-    if pairwise and not whole:
+    if not pairwise:
+        return
+    if getattr(method, "judges_completions", False):
+        raise ConfigError(
+            f"reward {pairwise[0]!r} compares the samples of a group, but method.name={method.name} also scores single "
+            "completions; use method.credit=image and no noise_search, or a reward that judges images one by one"
+        )
+    if settings.rollout_batch_size % settings.group_size or settings.num_prompts % num_processes:
         raise ConfigError(
             f"reward {pairwise[0]!r} compares the samples of a group, so rollout.batch_size="
             f"{settings.rollout_batch_size} must be a multiple of rollout.group_size={settings.group_size}, and "

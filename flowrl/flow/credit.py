@@ -57,24 +57,20 @@ def balanced(selected: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     return result.reshape(selected.shape)
 
 
-def turning_point_rewards(
-    rewards: torch.Tensor, *, balance: bool = True, rank_by: str = "total"
-) -> tuple[torch.Tensor, torch.Tensor]:
+def turning_point_rewards(rewards: torch.Tensor, *, balance: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
     """Step rewards of TP-GRPO: increments, and R_U - R_{t-1} instead of them at turning points.
 
     Args:
         rewards: `(N, U + 1)`.
-        balance: keep equally many positive and negative turning points over the batch.
-        rank_by: which of them: by the whole change R_U - R_0, as the authors' scripts do ("total"), or by what they
-            are credited with ("credit").
+        balance: keep equally many positive and negative turning points over the batch, those of samples with the
+            largest whole change R_U - R_0, as the authors' scripts do.
 
     Returns:
         step rewards `(N, U)`, and which steps are turning points `(N, U)`.
     """
     selected, values = turning_points(rewards)
     if balance:
-        total = (rewards[:, -1:] - rewards[:, :1]).expand_as(values)
-        selected = balanced(selected, total if rank_by == "total" else values)
+        selected = balanced(selected, (rewards[:, -1:] - rewards[:, :1]).expand_as(values))
     return torch.where(selected, values, increments(rewards)), selected
 
 

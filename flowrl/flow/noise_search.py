@@ -21,11 +21,13 @@ def refit(
             learn: mean 0, std 1.
         std_floor: smallest std.
     """
+    scores = scores.to(candidates.device)
     ranked = scores.nan_to_num(nan=-math.inf)
     best = ranked.topk(elites, dim=1).indices
     chosen = torch.stack([own[index] for own, index in zip(candidates, best, strict=True)])
     mean, std = chosen.mean(1), chosen.std(1, correction=0).clamp(min=std_floor)
-    told = (scores.isfinite().sum(1) >= elites) & (ranked.amax(1) > ranked.amin(1))
+    lowest = scores.nan_to_num(nan=math.inf).amin(1)
+    told = (scores.isfinite().sum(1) >= elites) & (ranked.amax(1) > lowest)
     told = told.reshape(-1, *[1] * (mean.ndim - 1))
     return torch.where(told, mean, 0.0), torch.where(told, std, 1.0)
 

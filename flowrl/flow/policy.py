@@ -193,6 +193,10 @@ class FlowPolicy:
         """Initial latents, one row for each generator."""
         return self.adapter.initial_noise(generators).to(self.device)
 
+    def starts(self, ids: SampleIds) -> torch.Tensor:
+        """Number of the sample whose initial noise each has: its own, or the first of its group."""
+        return ids.sample - ids.sample % self.group_size if self.share_initial_noise else ids.sample
+
     def draw(
         self, seed: int, iteration: int, numbers: Sequence[int], step: int, *, purpose: str = "noise"
     ) -> torch.Tensor:
@@ -225,24 +229,26 @@ class FlowPolicy:
         return FlowRollout(ids, [], trajectory)
 
     def _warn_of_excess(self, plan: StepPlan) -> None:
-        """Tells once where the sampler leaves more noise than the path has."""
+        """Tells once where the sampler leaves most noise beyond what the path has."""
         if self._warned:
             return
-        sigmas = sigma_path(self.grid, plan.path).tolist()
-        for step, level in enumerate(plan.noise_levels):
-            if level > 0 and sigmas[step + 1] > 0:
-                factor = noise_excess(self.transition, sigmas[step], sigmas[step + 1], level, float(self.grid[1]))
-                if factor > _WORTH_A_WARNING:
-                    self._warned = True
-                    logger.warning(
-                        "step %d, from sigma %.4f to %.4f, leaves %.1f times the noise that belongs there; keep it "
-                        "deterministic (method.steps), lower the noise level, or use method.transition=cps",
-                        step,
-                        sigmas[step],
-                        sigmas[step + 1],
-                        factor,
-                    )
-                    return
+        sigmas, top = sigma_path(self.grid, plan.path).tolist(), float(self.grid[1])
+        factors = {
+            step: noise_excess(self.transition, sigmas[step], sigmas[step + 1], level, top)
+            for step, level in enumerate(plan.noise_levels)
+            if level > 0 and sigmas[step + 1] > 0
+        }
+        worst = max(factors, key=factors.__getitem__, default=None)
+        if worst is not None and factors[worst] > _WORTH_A_WARNING:
+            self._warned = True
+            logger.warning(
+                "step %d, from sigma %.4f to %.4f, leaves %.1f times the noise that belongs there; keep it "
+                "deterministic (method.steps), lower the noise level, or use method.transition=cps",
+                worst,
+                sigmas[worst],
+                sigmas[worst + 1],
+                factors[worst],
+            )
 
     @torch.no_grad()
     def predict_clean(self, x: torch.Tensor, prompt_rows: torch.Tensor) -> torch.Tensor:

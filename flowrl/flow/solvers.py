@@ -70,7 +70,7 @@ def _heun(
     if not more.any():
         return euler
     slope = v.float().clone()
-    slope[more] = (slope[more] + velocity(euler[more], sigma_next[more], rows[more]).float()) / 2
+    slope[more] = (slope[more] + velocity(euler[more], sigma_next[more], rows[more.to(rows.device)]).float()) / 2
     return ode_step(x, slope, sigma, sigma_next, sigma, sigma)[0]
 
 

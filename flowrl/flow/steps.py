@@ -138,11 +138,15 @@ class SlidingWindow(StepsSection):
     """Solver of that tail."""
 
     def _last_place(self, num_steps: int) -> int:
-        last = num_steps - 2 if self.last_step is None else min(self.last_step, num_steps - 2)
-        return last - self.size + 1
+        return (num_steps - 2 if self.last_step is None else self.last_step) - self.size + 1
 
     def problems(self, num_steps: int) -> list[str]:
         """A window longer than the stochastic steps."""
+        if self.last_step is not None and self.last_step > num_steps - 2:
+            return [
+                f"method.steps.last_step={self.last_step}: with rollout.num_inference_steps={num_steps} the last "
+                f"stochastic step is {num_steps - 2}"
+            ]
         if self._last_place(num_steps) < 0:
             return [
                 f"method.steps.size={self.size} does not fit: with rollout.num_inference_steps={num_steps} the window "

@@ -231,6 +231,9 @@ class FakePolicy:
     def predict_clean(self, latents, prompt_rows):
         return latents
 
+    def starts(self, ids):
+        return ids.sample
+
 
 def test_without_a_search_there_is_no_noise_of_its_own():
     ids = SampleIds(torch.arange(4), torch.tensor([0, 0, 1, 1]), torch.tensor([5, 5, 3, 3]))

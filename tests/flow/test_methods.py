@@ -13,6 +13,7 @@ from flowrl.core.prompts import PromptSet
 from flowrl.core.random import numpy_generator
 from flowrl.core.scoring import Scorer
 from flowrl.core.trainer import Trainer
+from flowrl.errors import ConfigError
 
 T, G, P = 8, 4, 2
 PROMPTS = PromptSet(["a red circle", "three squares", "a triangle"], {})
@@ -175,3 +176,40 @@ def test_self_paced_weights_are_logged_and_move(tmp_path):
     shares = [metrics["reward_weight/shapes_partial"], metrics["reward_weight/fake_rewards:dark"]]
     assert sum(shares) == pytest.approx(1)
     assert metrics["competence/fake_rewards:dark"] == pytest.approx(metrics["rewards/fake_rewards:dark/mean"])
+
+
+def test_searched_noise_survives_a_batch_that_cuts_a_group(tmp_path):
+    """A group that shares its noise shares the searched one, whichever of its members a batch holds."""
+    shared = ["method=smart_grpo", "rollout.share_initial_noise=true"]
+    cut, _ = run(tmp_path / "a", *shared, "rollout.batch_size=2")
+    assert cut["ratio_deviation_first"] < 1e-4
+    whole, _ = run(tmp_path / "b", *shared)
+    assert cut["reward"] == pytest.approx(whole["reward"], abs=1e-5)
+    assert cut["reward_std"] == pytest.approx(whole["reward_std"], rel=1e-3)
+
+
+def test_missing_scores_of_completions_are_counted(tmp_path, caplog):
+    rewards = "rewards={'fake_rewards:never': 0, 'fake_rewards:OnlyTheLast': 1}"
+    metrics, _ = run(tmp_path, "method=dense_grpo", "method.beta=0", rewards)
+    assert metrics["num_missing_scores"] == P * G * (T - 1)
+    assert metrics["nfe/train"] == 0
+    assert "nothing to learn from, as 56 of 64 scores are missing" in caplog.text
+
+
+def test_kept_samples_are_shared_out_evenly(tmp_path):
+    metrics, _ = run(tmp_path, "method=dance_grpo", "method.keep_best=2", "optimizer.updates_per_rollout=4")
+    assert "ratio_deviation_first" in metrics
+    assert metrics["grad_norm"] > 0
+
+
+@pytest.mark.parametrize("method", ["dense_grpo", "smart_grpo", "granular_grpo"])
+def test_a_judge_of_pairs_is_refused_where_single_completions_are_scored(method, tmp_path):
+    with pytest.raises(ConfigError, match=f"compares the samples of a group, but method.name={method} also scores"):
+        run(tmp_path, f"method={method}", "rewards={'fake_rewards:Darker': 1}")
+
+
+def test_a_judge_of_pairs_trains(tmp_path):
+    metrics, _ = run(tmp_path, "method=pref_grpo", "rewards={'fake_rewards:Darker': 1}")
+    assert metrics["reward"] == pytest.approx(0.5)
+    with pytest.raises(ConfigError, match="must be a multiple of rollout.group_size=4"):
+        run(tmp_path, "method=pref_grpo", "rewards={'fake_rewards:Darker': 1}", "rollout.batch_size=6")

@@ -4,8 +4,7 @@ Defaults: the FLUX.1-dev setting (16 steps, shift 3, guidance embedding 3.5, gro
 fine-tuning); HunyuanVideo: noise_level 0.25 and `keep_best: 8` of 24. The paper gives no SD3.5-M setting.
 Deviations from the code: standard deviations have ddof 0; several rewards are summed, or normalised each
 (`reward_aggregation`), where the code adds one clipped loss for each.
-NFE per sample, fraction f: rollout T (the steps before the first stochastic one are shared, and there are none);
-update floor(f (T - 1)).
+NFE per sample, fraction f: rollout T - 1 + 1/G; update floor(f (T - 1)), less what a group shares at its first step.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ class DanceGRPO(StepwiseMethod):
     """DanceGRPO: a random 60 % of the steps of a constant-rate SDE are trained; best-of-N selection on demand."""
 
     paper: ClassVar[str] = "arXiv 2505.07818"
-    nfe: ClassVar[str] = "T-1+1/G + 0 + floor(f(T-1))"
+    nfe: ClassVar[str] = "T-1+1/G + 0 + at most floor(f(T-1))"
     shares_noise: ClassVar[bool] = True
 
     name: Literal["dance_grpo"] = "dance_grpo"

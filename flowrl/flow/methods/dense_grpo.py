@@ -3,7 +3,7 @@
 Defaults: the SD3.5-M setting (10 steps, groups of 24, LoRA 32/64, learning rate 3e-4, beta 0.04; 0.01 for PickScore),
 completions of all remaining steps. Noise levels of single steps: `flowrl calibrate`.
 Deviations: the last step is the Euler step and is not trained; calibration moves the noise level of the transition, not
-its rate, and ends when every level has turned back once.
+its rate, and ends when every level has turned back once; 1e-4 is added to the std of increments.
 NFE per sample: rollout T; completions T + (T-1) + ... + 2; update T - 1. The completion of the state after the last
 stochastic step is the sample itself.
 """

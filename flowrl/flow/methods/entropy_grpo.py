@@ -5,7 +5,7 @@ Defaults: the FLUX.1-dev setting (16 steps, shift 3, noise level 0.7, the first 
 2e-6). The paper gives no SD3.5-M setting.
 Deviations: merges are computed from the grid and the threshold (the code takes a list by hand); a group takes one step
 of the set, and the groups of an iteration take them in turn.
-NFE per sample, step k merged over l: rollout (k+1)/G + T-k-l; update 1/G.
+NFE per sample, step k merged over l: rollout (k+1)/G + T-k-l; update 1/G (up to u/G with u updates per rollout).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Defaults: the SD3.5-M setting (10 steps, groups of 24, learning rate 1e-4, beta 0, clip 2e-6; 4e-6 for PickScore).
 Deviations from the code: the correction is that of each sample (the code's axis list is empty, so it subtracts the mean
-over the whole batch); the loss carries the paper's 1 / |dt|. It needs true log-probs, so CPS's pseudo-log-prob is
+over the whole batch). It needs true log-probs, so CPS's pseudo-log-prob is
 refused. NFE per sample: rollout T; update T - 1.
 """
 

@@ -6,12 +6,15 @@ how rewards become advantages, and the loss. Each method's file states its choic
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from flowrl.config import MethodConfig, RolloutSection, Section
-from flowrl.flow.steps import AllSteps, PlanContext, SingularSteps, Steps, TreeSteps
+from flowrl.flow.steps import AllSteps, PlanContext, Steps, TreeSteps
+
+from .checks import stepwise_problems
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,7 +70,8 @@ class StepwiseMethod(MethodConfig):
     with turning points; the rewards at several granularities, summed after they are normalised; or the mean reward of
     the leaves below an edge of a tree."""
     completion_steps: int | None = Field(None, ge=1)
-    """ODE steps of a completion; default: all that remain."""
+    """ODE steps of a completion; default: all that remain. The sample itself always has all of its steps, so with fewer
+    the last increment also holds what the better solution is worth."""
     strides: tuple[Annotated[int, Field(ge=1)], ...] = (1, 2, 3)
     """Granularities: strides through the steps after the stochastic one."""
     balance_turning_points: bool = True
@@ -105,8 +109,10 @@ class StepwiseMethod(MethodConfig):
     @field_validator("steps", mode="before")
     @classmethod
     def _default_kind(cls, value: Any) -> Any:
-        """`steps: {size: 2}` changes a field of the method's own kind of steps."""
+        """`steps: {size: 2}` changes a field of the method's own kind of steps; `steps: all` names a kind."""
         default = cls.model_fields["steps"].default
+        if isinstance(value, str):
+            value = {"kind": value}
         if isinstance(value, dict) and value.get("kind", default.kind) == default.kind:
             return {**default.model_dump(), **value}
         return value
@@ -143,69 +149,19 @@ class StepwiseMethod(MethodConfig):
         """Whether the loss compares with the sampler's means."""
         return self.surrogate in ("guard", "divergence")
 
+    @property
+    def ratio_limit(self) -> float:
+        """How far a ratio may be off 1 before the loss takes notice."""
+        return math.inf if self.surrogate == "divergence" else self.clip_range
+
+    @property
+    def judges_completions(self) -> bool:
+        """Whether more is scored than the samples themselves, so that rewards must judge images one by one."""
+        return self.credit not in ("image", "tree") or (self.noise_search is not None and self.noise_search.rounds > 0)
+
     def problems(self, rollout: RolloutSection) -> list[str]:
-        """Parts that do not fit the grid, the group, or each other."""
-        num_steps = rollout.num_inference_steps
-        if num_steps < 2:
-            return [f"rollout.num_inference_steps={num_steps}: at least 2 are needed"]
-        found = self._noise_problems(num_steps) + self.steps.problems(num_steps)
-        return found or self._credit_problems() + self._selection_problems(rollout) + self._loss_problems()
-
-    def _noise_problems(self, num_steps: int) -> list[str]:
-        levels = self.noise_level if isinstance(self.noise_level, tuple) else (self.noise_level,)
-        if len(levels) != 1 and len(levels) != num_steps - 1:
-            return [
-                f"method.noise_level has {len(levels)} values; rollout.num_inference_steps={num_steps} has "
-                f"{num_steps - 1} stochastic steps (the last one is deterministic)"
-            ]
-        if 0 in levels:
-            return [
-                f"method.noise_level=0 makes steps deterministic, but method.name={self.name} learns from the "
-                "log-probs of stochastic steps; use a noise level such as 0.7"
-            ]
-        if self.transition == "cps" and max(levels) > 1:
-            return [f"method.noise_level={max(levels):g}: with method.transition=cps at most 1, where all is new noise"]
-        return []
-
-    def _credit_problems(self) -> list[str]:
-        kind = self.steps.kind
-        if (self.credit == "tree") != (kind == "tree"):
-            return [f"method.credit={self.credit} and method.steps.kind={kind}: a tree needs both, or neither"]
-        if self.credit == "granularities" and not isinstance(self.steps, SingularSteps):
-            return [
-                "method.credit=granularities needs one stochastic step: method.steps.kind singular or entropy, "
-                f"not {kind}"
-            ]
-        if self.credit == "granularities" and 1 not in self.strides:
-            return [f"method.strides={list(self.strides)} must hold 1, which is the sample itself"]
-        return []
-
-    def _selection_problems(self, rollout: RolloutSection) -> list[str]:
-        units, found = self.steps.num_trained(rollout.num_inference_steps), []
-        if int(units * self.timestep_fraction) < 1:
-            found.append(f"method.timestep_fraction={self.timestep_fraction:g} of {units} trained step(s) trains none")
-        if self.keep_best and (self.keep_best % 2 or self.keep_best > rollout.group_size):
-            found.append(
-                f"method.keep_best={self.keep_best} must be even and at most rollout.group_size={rollout.group_size}"
-            )
-        if self.credit == "tree" and (self.keep_best or self.timestep_fraction < 1):
-            found.append("method.credit=tree trains every edge: it goes with neither keep_best nor timestep_fraction")
-        if isinstance(self.steps, TreeSteps) and rollout.group_size != 2 ** len(self.steps.splits):
-            found.append(
-                f"rollout.group_size={rollout.group_size}: method.steps.splits={list(self.steps.splits)} grows a tree "
-                f"with {2 ** len(self.steps.splits)} leaves"
-            )
-        return found
-
-    def _loss_problems(self) -> list[str]:
-        if self.log_prob_reduction == "pseudo" and self.transition != "cps":
-            return [f"method.log_prob_reduction=pseudo is for method.transition=cps, not {self.transition}"]
-        if self.log_prob_reduction != "mean" and self.surrogate != "clip":
-            return [
-                f"method.surrogate={self.surrogate} needs true log-probs, averaged over elements; use "
-                f"method.log_prob_reduction=mean instead of {self.log_prob_reduction}"
-            ]
-        return []
+        """Parts that do not fit the grid, the group, or each other, and settings that nothing would read."""
+        return stepwise_problems(self, rollout)
 
     # hooks
 
@@ -248,7 +204,7 @@ class StepwiseMethod(MethodConfig):
 
         settings = search.model_dump(include={"candidates", "elites", "rounds", "std_floor"})
         mean, std = search_noise(draw, evaluate, len(groups), **settings)
-        z = policy.draw(seed, iteration, ids.sample.tolist(), -1)
+        z = policy.draw(seed, iteration, policy.starts(ids).tolist(), -1)
         return on_shell(mean[index] + std[index] * z)
 
     def advantages(self, scores: Scores) -> torch.Tensor:
