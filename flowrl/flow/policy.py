@@ -9,7 +9,7 @@ import copy
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from flowrl.core.types import SampleIds, UnitBatch, UnitOutput
 from flowrl.errors import ConfigError
 from flowrl.pipelines.base import Conditioning, PipelineAdapter, unmatched_targets
 
+from .endpoints import EndpointPlan, EndpointRollout, join_endpoints
 from .plans import StepPlan
 from .rollout import integrate, sample_ode, sigma_path
 from .solvers import Velocity
@@ -84,6 +85,8 @@ class FlowPolicy:
         self.counts: Counter[str] = Counter()
         self._warned = False
         self._frozen: nn.Module | None = None
+        self._lagged: dict[str, dict[str, torch.Tensor]] = {}
+        self._lagged_modules: dict[str, nn.Module] = {}
         self._lora = False
         unique = sorted(set(self.prompts))
         adapter.pipe.to(self.device)
@@ -162,6 +165,59 @@ class FlowPolicy:
         else:
             raise RuntimeError("no reference was kept: full fine-tuning with beta 0 makes no copy of the model")
 
+    def keep_lagged(self, names: Sequence[str]) -> None:
+        """Makes copies of the trained weights that follow them by `move_lagged`: LoRA adapters, or whole denoisers."""
+        for name in names:
+            if self._lora:
+                self.model.add_adapter(self.model.peft_config["default"], adapter_name=name)
+                self.model.set_adapter("default")
+                self._lagged[name] = {
+                    key: dict(self.model.named_parameters())[key.replace(".default.", f".{name}.")]
+                    for key, _ in self.trainable_parameters()
+                }
+            else:
+                module = copy.deepcopy(self.model).requires_grad_(False).eval()
+                self._lagged_modules[name] = module
+                self._lagged[name] = {
+                    key: dict(module.named_parameters())[key] for key, _ in self.trainable_parameters()
+                }
+            self.move_lagged(name, 0.0)
+
+    @torch.no_grad()
+    def move_lagged(self, name: str, decay: float) -> None:
+        """copy <- decay copy + (1 - decay) trained weights."""
+        trained = dict(self.trainable_parameters())
+        for key, value in self._lagged[name].items():
+            value.lerp_(trained[key].detach().to(value.dtype), 1 - decay)
+
+    @property
+    def lagged_weights(self) -> dict[str, dict[str, torch.Tensor]]:
+        """The tensors of all lagged copies, by name of the copy and of the parameter."""
+        return self._lagged
+
+    @contextmanager
+    def lagged(self, name: str) -> Iterator[None]:
+        """Within it the model is a lagged copy; no weights are moved. Only without gradient."""
+        if name in self._lagged_modules:
+            trained, self.model = self.model, self._lagged_modules[name]
+            try:
+                yield
+            finally:
+                self.model = trained
+            return
+        module = getattr(self.model, "module", self.model)
+        trainable = [parameter for _, parameter in self.trainable_parameters()]
+        module.set_adapter(name)
+        try:
+            yield
+        finally:
+            module.set_adapter("default")  # peft switches requires_grad along
+            for key, parameter in module.named_parameters():
+                if f".{name}." in key:
+                    parameter.requires_grad_(False)
+            for parameter in trainable:
+                parameter.requires_grad_(True)
+
     # sampling and scoring
 
     def conditioning(self, prompt_rows: torch.Tensor) -> Conditioning:
@@ -205,13 +261,21 @@ class FlowPolicy:
 
     @torch.no_grad()
     def rollout(
-        self, ids: SampleIds, plan: StepPlan, *, seed: int, iteration: int, noise: torch.Tensor | None = None
-    ) -> FlowRollout:
-        """Samples a micro-batch, a trajectory and its images for each id; `noise (N, *latent)` if it is not drawn."""
+        self,
+        ids: SampleIds,
+        plan: StepPlan | EndpointPlan,
+        *,
+        seed: int,
+        iteration: int,
+        noise: torch.Tensor | None = None,
+    ) -> FlowRollout | EndpointRollout:
+        """Samples a micro-batch: trajectories or endpoints, as the plan says; `noise (N, *latent)` if not drawn."""
+        cond = self.conditioning(ids.prompt)
+        if isinstance(plan, EndpointPlan):
+            return self._endpoints(ids, plan, cond, seed=seed, iteration=iteration, noise=noise)
         if self.share_initial_noise:
             plan = plan.sharing_noise(self.group_size)
         self._warn_of_excess(plan)
-        cond = self.conditioning(ids.prompt)
         trajectory = integrate(
             self._velocity(cond, self.guidance_scale, "rollout"),
             ids.sample,
@@ -227,6 +291,28 @@ class FlowPolicy:
             device=self.device,
         )
         return FlowRollout(ids, [], trajectory)
+
+    def _endpoints(
+        self,
+        ids: SampleIds,
+        plan: EndpointPlan,
+        cond: Conditioning,
+        *,
+        seed: int,
+        iteration: int,
+        noise: torch.Tensor | None,
+    ) -> EndpointRollout:
+        """Clean latents by a deterministic solver, from the weights that the plan names."""
+        x = self.draw(seed, iteration, self.starts(ids).tolist(), -1) if noise is None else noise.to(self.device)
+        velocity = self._velocity(cond, self.guidance_scale, "rollout")
+        with self.lagged(plan.sampler) if plan.sampler else nullcontext():
+            clean = sample_ode(velocity, x, self.grid, solver=plan.solver)
+        return EndpointRollout(ids, [], clean, plan, (seed, iteration))
+
+    def velocity_at(self, x: torch.Tensor, sigma: torch.Tensor, prompt_rows: torch.Tensor) -> torch.Tensor:
+        """Velocity `(B, *latent)` without guidance, float32, under the present weights, with gradient."""
+        self.counts["train"] += len(x)
+        return self.adapter.velocity(x, sigma, self.conditioning(prompt_rows)).float()
 
     def _warn_of_excess(self, plan: StepPlan) -> None:
         """Tells once where the sampler leaves most noise beyond what the path has."""
@@ -260,13 +346,13 @@ class FlowPolicy:
         """Images of clean latents."""
         return [image for part in latents.split(self.batch_size) for image in to_pil(self.adapter.decode(part))]
 
-    def decode(self, rollout: FlowRollout) -> FlowRollout:
+    def decode(self, rollout: FlowRollout | EndpointRollout) -> FlowRollout | EndpointRollout:
         """The rollout with its images."""
-        return replace(rollout, completions=self.render(rollout.trajectory.clean))
+        return replace(rollout, completions=self.render(rollout.clean))
 
-    def join(self, rollouts: list[FlowRollout]) -> FlowRollout:
+    def join(self, rollouts: list[Any]) -> FlowRollout | EndpointRollout:
         """Micro-batches as one rollout."""
-        return join(rollouts)
+        return join_endpoints(rollouts) if isinstance(rollouts[0], EndpointRollout) else join(rollouts)
 
     def replay(self, batch: UnitBatch) -> UnitOutput:
         """Scores stored transitions under the present weights; a latent that several start from is evaluated once."""

@@ -45,6 +45,11 @@ class FlowRollout:
     trajectory: Trajectory
 
     @property
+    def clean(self) -> torch.Tensor:
+        """Clean latents of the completions, `(M, *latent)`."""
+        return self.trajectory.clean
+
+    @property
     def num_units(self) -> int:
         """Trained steps."""
         return self.trajectory.log_prob.shape[1]
