@@ -80,6 +80,7 @@ def build_policy(config: Config, prompts: PromptSet, device: torch.device | str 
         policy.add_lora(model.lora.rank, model.lora.alpha, model.lora.targets, seed=config.seed)
     else:
         policy.train_all(keep_reference=method.needs_reference)
+    policy.keep_lagged(getattr(method, "lagged_copies", ()))
     return policy
 
 

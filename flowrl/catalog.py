@@ -26,6 +26,8 @@ METHODS = Registry(
         "smart_grpo": "flowrl.flow.methods.smart_grpo:SmartGRPO",
         "pref_grpo": "flowrl.flow.methods.pref_grpo:PrefGRPO",
         "branch_grpo": "flowrl.flow.methods.branch_grpo:BranchGRPO",
+        "ram": "flowrl.flow.methods.ram:RAM",
+        "diffusion_nft": "flowrl.flow.methods.diffusion_nft:DiffusionNFT",
     },
 )
 

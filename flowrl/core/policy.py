@@ -58,6 +58,11 @@ class Policy(Protocol):
         """Completions of final latents."""
         ...
 
+    @property
+    def lagged_weights(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Tensors of lagged copies of the weights, saved in checkpoints."""
+        ...
+
     def take_counts(self) -> dict[str, int]:
         """Network evaluations by phase since the last call."""
         ...
@@ -106,6 +111,10 @@ class Method(Protocol):
 
     def select(self, advantages: torch.Tensor, scores: Scores, rng: Any) -> torch.Tensor:
         """Which units `(N, U)` enter the loss, bool; `advantages (N, U)`."""
+        ...
+
+    def finish(self, policy: Any, iteration: int) -> None:
+        """Called after the updates of an iteration, for instance to move lagged copies of the weights."""
         ...
 
     def loss(self, policy: Policy, batch: UnitBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

@@ -160,6 +160,7 @@ class Trainer:
             metrics |= self.controller.update(dict(zip(self.scorer.names, table[:, -1].T.tolist(), strict=True)))
         with self._clock("update"):
             metrics |= self._update(rollout, advantages[mine].float(), keep, mine)
+            self.method.finish(self.policy, self.iteration)
         return metrics | self._counts()
 
     def _weights(self) -> torch.Tensor:
@@ -335,6 +336,7 @@ class Trainer:
         state: dict[str, Any] = {"optimizer": self.optimizer.state_dict(), "num_steps": self.num_steps}
         if self.controller:
             state["controller"] = self.controller.state_dict()
+        weights |= {f"lagged_{name}": tensors for name, tensors in self.policy.lagged_weights.items()}
         if self.ema:
             weights["ema"] = self.ema.shadow
             state["ema_updates"] = self.ema.num_updates
@@ -353,6 +355,8 @@ class Trainer:
             raise FileNotFoundError(f"no complete checkpoint in {self.folder / 'checkpoints'}")
         weights, state = load_checkpoint(checkpoints[-1])
         _copy_into(self.parameters, weights["policy"], str(checkpoints[-1]))
+        for name, tensors in self.policy.lagged_weights.items():
+            _copy_into(tensors, weights[f"lagged_{name}"], str(checkpoints[-1]))
         if self.ema:
             _copy_into(self.ema.shadow, weights["ema"], str(checkpoints[-1]))
             self.ema.num_updates = state["ema_updates"]

@@ -35,7 +35,7 @@ class EndpointPlan:
 
 @dataclass(frozen=True)
 class NoisedUnits:
-    """`x (B, *latent)` noised to `sigma (B,)` from `clean`; `line` is eps - x0; `cond (B,)` rows of the prompt table."""
+    """`x (B, *latent)` noised to `sigma (B,)` from `clean`; `line` is eps - x0; `cond (B,)` rows of prompts."""
 
     x: torch.Tensor
     clean: torch.Tensor
@@ -74,10 +74,10 @@ class EndpointRollout:
         seed, iteration = self.key
         noises, uniform = [], []
         for sample, unit in zip(self.ids.sample[rows].tolist(), units.tolist(), strict=True):
-            noise = torch_generator(seed, "forward noise", iteration, sample, unit)
-            noises.append(torch.randn(self.clean.shape[1:], generator=noise))
-            time = torch_generator(seed, "forward time", iteration, sample)
-            order, u = torch.rand(2, self.plan.num_draws, generator=time)
+            generator = torch_generator(seed, "forward noise", iteration, sample, unit)
+            noises.append(torch.randn(self.clean.shape[1:], generator=generator))
+            generator = torch_generator(seed, "forward time", iteration, sample)
+            order, u = torch.rand(2, self.plan.num_draws, generator=generator)
             uniform.append((stratified(order, u) if self.plan.even else u)[unit])
         sigma = self.plan.times(torch.stack(uniform)).float()
         clean, noise = self.clean[rows].cpu().float(), torch.stack(noises)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from .stepwise import Scale, StepwiseMethod
+from .rewarded import Scale
+from .stepwise import StepwiseMethod
 
 
 class FlowGRPO(StepwiseMethod):

@@ -15,7 +15,8 @@ from pydantic import Field
 
 from flowrl.flow.steps import RandomWindow, Steps
 
-from .stepwise import NoiseLevel, Scale, StepwiseMethod, TransitionName
+from .rewarded import Scale
+from .stepwise import NoiseLevel, StepwiseMethod, TransitionName
 
 
 class FlowGRPOFast(StepwiseMethod):

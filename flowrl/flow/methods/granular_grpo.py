@@ -17,7 +17,8 @@ from pydantic import Field
 
 from flowrl.flow.steps import SingularSteps, Steps
 
-from .stepwise import Aggregation, Credit, StepwiseMethod
+from .rewarded import Aggregation
+from .stepwise import Credit, StepwiseMethod
 
 
 class GranularGRPO(StepwiseMethod):

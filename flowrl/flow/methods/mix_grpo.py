@@ -19,7 +19,8 @@ from pydantic import Field
 
 from flowrl.flow.steps import SlidingWindow, Steps
 
-from .stepwise import Aggregation, StepwiseMethod
+from .rewarded import Aggregation
+from .stepwise import StepwiseMethod
 
 
 class MixGRPO(StepwiseMethod):

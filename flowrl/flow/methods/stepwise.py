@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from flowrl.config import MethodConfig, RolloutSection, Section
+from flowrl.config import RolloutSection, Section
 from flowrl.flow.steps import AllSteps, PlanContext, Steps, TreeSteps
 
 from .checks import stepwise_problems
+from .rewarded import RewardedMethod
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,8 +29,6 @@ NoiseLevel = Annotated[float, Field(ge=0, le=2)] | tuple[Annotated[float, Field(
 TransitionName = Literal["flow_sde", "dance_sde", "cps"]
 Credit = Literal["image", "increments", "turning_points", "granularities", "tree"]
 Surrogate = Literal["clip", "guard", "divergence"]
-Aggregation = Literal["sum", "gdpo", "mo_grpo"]
-Scale = Literal["group", "batch", "none"]
 
 
 class NoiseSearch(Section):
@@ -53,7 +52,7 @@ class NoiseSearch(Section):
         return self
 
 
-class StepwiseMethod(MethodConfig):
+class StepwiseMethod(RewardedMethod):
     """Policy gradient over the stochastic steps of a sampler."""
 
     shares_noise: ClassVar[bool] = False
@@ -76,18 +75,6 @@ class StepwiseMethod(MethodConfig):
     """Granularities: strides through the steps after the stochastic one."""
     balance_turning_points: bool = True
     """Keep as many positive turning points as negative ones in a batch."""
-    preference: bool = False
-    """Replace each reward by the share of its group that the sample beats."""
-    reward_aggregation: Aggregation = "sum"
-    """Several rewards are summed, or normalised each on its own before (arXiv 2601.05242, 2509.22047)."""
-    advantage_scale: Scale = "group"
-    """Rewards are centered within their group and divided by the std of the group, of the batch, or by nothing."""
-    std_floor: float = Field(1e-4, ge=0)
-    """Added to that std."""
-    relative_std_floor: bool = False
-    """The floor is a share of the std of all values, for step rewards, which are smaller than an image's."""
-    advantage_clip: float = Field(5.0, gt=0)
-    """Advantages are clamped to plus or minus this."""
     timestep_fraction: float = Field(1.0, gt=0, le=1)
     """Share of the trained steps that enter the loss, drawn anew for each sample."""
     keep_best: int | None = Field(None, ge=2)
@@ -209,22 +196,7 @@ class StepwiseMethod(MethodConfig):
 
     def advantages(self, scores: Scores) -> torch.Tensor:
         """`(N, 1)` or `(N, U)`: credited, normalised within (group, column), clamped."""
-        from dataclasses import replace
-
-        import torch
-
-        from flowrl.core.combine import combine_advantages, win_rates
-
-        if self.preference:
-            ranked = win_rates(scores.table, scores.group)
-            table = ranked if scores.compared is None else torch.where(scores.compared, scores.table, ranked)
-            scores = replace(scores, table=table)
-        values = combine_advantages(
-            scores,
-            lambda rewards: self._credited(rewards, scores.num_units),
-            lambda rewards: self._normalised(rewards, scores.group),
-            how=self.reward_aggregation,
-        )
+        values = self._combined(scores, lambda rewards: self._credited(rewards, scores.num_units))
         if self.credit == "granularities":
             values = values.sum(1, keepdim=True)
         return values.clamp(-self.advantage_clip, self.advantage_clip)
@@ -239,15 +211,6 @@ class StepwiseMethod(MethodConfig):
         if self.credit == "tree":
             return credit.tree_rewards(rewards[:, -1], self._splits_until(num_units), len(self._splits()))
         return rewards if self.credit == "granularities" else rewards[:, -1:]
-
-    def _normalised(self, values: torch.Tensor, group: torch.Tensor) -> torch.Tensor:
-        from flowrl.core.advantages import group_advantages
-
-        floor = self.std_floor
-        if self.relative_std_floor:
-            found = values[values.isfinite()]
-            floor *= float(found.std(correction=0)) if len(found) else 0.0
-        return group_advantages(values, group, scale=self.advantage_scale, std_floor=floor)
 
     def _splits(self) -> tuple[int, ...]:
         return self.steps.splits if isinstance(self.steps, TreeSteps) else ()
