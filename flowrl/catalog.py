@@ -28,6 +28,8 @@ METHODS = Registry(
         "branch_grpo": "flowrl.flow.methods.branch_grpo:BranchGRPO",
         "ram": "flowrl.flow.methods.ram:RAM",
         "diffusion_nft": "flowrl.flow.methods.diffusion_nft:DiffusionNFT",
+        "awm": "flowrl.flow.methods.awm:AWM",
+        "rft": "flowrl.flow.methods.rft:RFT",
     },
 )
 

@@ -125,8 +125,9 @@ def weights_of(folder):
             "method={name: granular_grpo, steps: {steps: [0, 1]}}",
             "reward_schedule={order: [shapes_partial, shapes_strict]}",
         ],
+        ["method={name: ram, num_draws: 2, decay_rate: 0.2}", "model.lora.rank=4"],  # lagged copies, as adapters
     ],
-    ids=["lora", "full", "granular"],
+    ids=["lora", "full", "granular", "ram"],
 )
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path, special):
     extra = ["optimizer.ema_decay=0.9", "optimizer.schedule=cosine", *special]

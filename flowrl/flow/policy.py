@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -169,7 +170,9 @@ class FlowPolicy:
         """Makes copies of the trained weights that follow them by `move_lagged`: LoRA adapters, or whole denoisers."""
         for name in names:
             if self._lora:
-                self.model.add_adapter(self.model.peft_config["default"], adapter_name=name)
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", message="Already found a `peft_config`")  # several are wanted
+                    self.model.add_adapter(self.model.peft_config["default"], adapter_name=name)
                 self.model.set_adapter("default")
                 self._lagged[name] = {
                     key: dict(self.model.named_parameters())[key.replace(".default.", f".{name}.")]

@@ -72,7 +72,7 @@ class DiffusionNFT(RegressionMethod):
         """clip times the loss of the implied policies, plus the pull to the reference, `(B,)`."""
         from flowrl.flow.matching import mean_square, nft_loss
 
-        v = self.velocities(policy, batch, reference=self.needs_reference, old=True)
+        v = self.velocities(policy, batch, "old", *(["reference"] if self.needs_reference else []))
         u, device = batch.inputs, v["trained"].device
         fit = self.advantage_clip * nft_loss(
             v["trained"],

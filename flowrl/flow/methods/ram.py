@@ -49,7 +49,7 @@ class RAM(RegressionMethod):
         """Mean square distance to the target, `(B,)`."""
         from flowrl.flow.matching import mean_square, ram_target
 
-        v = self.velocities(policy, batch, reference=True, old=True)
+        v = self.velocities(policy, batch, "reference", "old")
         device = v["trained"].device
         line, advantages = batch.inputs.line.to(device), batch.advantages.to(device)
         target = ram_target(v["reference"], v["old"], line, advantages, multiplier=self.multiplier)

@@ -109,18 +109,14 @@ class RegressionMethod(RewardedMethod):
         count = max(1, int((len(grid) - 1) * section.fraction))
         return matching.grid_times(u, grid[:count].tolist())
 
-    def velocities(self, policy: Any, batch: UnitBatch, *, reference: bool, old: bool) -> dict[str, torch.Tensor]:
-        """Velocities at the draws: "trained" with gradient, and on demand "reference" and "old" without."""
+    def velocities(self, policy: Any, batch: UnitBatch, *frozen: str) -> dict[str, torch.Tensor]:
+        """Velocities at the draws: "trained" with gradient; "reference" and lagged copies, as named, without."""
         import torch
 
         u: NoisedUnits = batch.inputs
         x, sigma = u.x.to(policy.device), u.sigma.to(policy.device)
         found = {}
-        with torch.no_grad():
-            if reference:
-                with policy.reference():
-                    found["reference"] = policy.velocity_at(x, sigma, u.cond)
-            if old:
-                with policy.lagged("old"):
-                    found["old"] = policy.velocity_at(x, sigma, u.cond)
+        for name in frozen:
+            with torch.no_grad(), policy.reference() if name == "reference" else policy.lagged(name):
+                found[name] = policy.velocity_at(x, sigma, u.cond)
         return found | {"trained": policy.velocity_at(x, sigma, u.cond)}
