@@ -13,6 +13,7 @@ from flowrl.core.prompts import PromptSet
 from flowrl.core.random import numpy_generator
 from flowrl.core.scoring import Scorer
 from flowrl.core.trainer import Trainer
+from flowrl.core.types import Scores
 from flowrl.errors import ConfigError
 
 T, G, P = 8, 4, 2
@@ -74,6 +75,10 @@ COST = {
     "pref_grpo": (T - 1 + 1 / G, 0, 0, kept_share(0.6)),
     # splits at 0 and 2: 1, 2, 2, 4, 4, 4, 4, 4 states of a tree before its steps
     "branch_grpo": (25 / 4, 0, 0, 21 / 4),
+    "ram": (T, 0, 0, 3 * 8),
+    "diffusion_nft": (T, 0, 0, 3 * 9),
+    "awm": (T, 0, 0, 4 * 6),
+    "rft": (T, 0, 0, 4 * 1 / G),
 }
 MORE = {
     "granular_grpo": ["method.steps.steps=[1]", "method.strides=[1,2]"],
@@ -89,7 +94,7 @@ def test_an_iteration_costs_what_the_method_says(name, tmp_path):
     metrics, _ = run(tmp_path, f"method={name}", *MORE.get(name, []))
     found = [metrics[f"nfe/{phase}"] / (P * G) for phase in ("rollout", "completion", "search", "train")]
     assert found == pytest.approx(COST[name])
-    assert metrics["ratio_deviation_first"] < 2e-4
+    assert metrics.get("ratio_deviation_first", 0) < 2e-4
     assert all(np.isfinite(value) for value in metrics.values())
 
 
@@ -213,3 +218,33 @@ def test_a_judge_of_pairs_trains(tmp_path):
     assert metrics["reward"] == pytest.approx(0.5)
     with pytest.raises(ConfigError, match="must be a multiple of rollout.group_size=4"):
         run(tmp_path, "method=pref_grpo", "rewards={'fake_rewards:Darker': 1}", "rollout.batch_size=6")
+
+
+def test_awm_s_ratio_moves_with_the_second_update(tmp_path):
+    """Its old policy is really old: 1 before the first update of a rollout, not before the second."""
+    two = ["method=awm", "method.num_draws=2", "optimizer.updates_per_rollout=2", "optimizer.learning_rate=1e-3"]
+    metrics, _ = run(tmp_path, *two)
+    assert metrics["ratio_deviation_first"] < 1e-6 < 1e-4 < metrics["ratio_deviation"]
+
+
+def test_rft_keeps_the_best_of_each_group():
+    method = load_config(None, ["method={name: rft, num_kept: 2}"]).method
+    advantages = torch.tensor([0.5, -1.0, 1.2, -0.7, 0.0, 0.0, 0.0, 0.0])[:, None].expand(8, 3)
+    scores = Scores(torch.zeros(8, 1, 1), torch.ones(1), torch.tensor([0] * 4 + [1] * 4), 3)
+    keep = method.select(advantages, scores, None)
+    assert keep.nonzero()[:, 0].unique().tolist() == [0, 2], "none of a group of equals"
+    assert keep[[0, 2]].all()
+
+
+def test_nft_s_shares_of_every_mode():
+    a = torch.tensor([-10.0, -2.5, 0.0, 2.5, 10.0])
+    wanted = {
+        "all": [0, 0.25, 0.5, 0.75, 1],
+        "positive_only": [0.5, 0.5, 0.5, 0.75, 1],
+        "negative_only": [0, 0.25, 0.5, 0.5, 0.5],
+        "one_only": [0.5, 0.5, 0.5, 0.6, 0.6],
+        "binary": [0.4, 0.4, 0.5, 0.6, 0.6],
+    }
+    for mode, shares in wanted.items():
+        method = load_config(None, [f"method={{name: diffusion_nft, advantage_mode: {mode}}}"]).method
+        assert method.shares(a).tolist() == pytest.approx(shares)

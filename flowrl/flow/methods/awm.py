@@ -1,10 +1,11 @@
 """AWM, advantage-weighted matching (arXiv 2509.25050): the matching loss is a log-likelihood, used as in PPO.
 
 Defaults: the SD3.5-M setting (14 steps, no guidance, groups of 24, 6 draws from the grid but for its end, AdamW 3e-4,
-weights 1e-3 and 1 of the pulls to the reference and to the average, whose decay is min(0.3, 0.001 n)). The paper gives no
-FLUX.1-dev setting.
-Deviations from the code: the old policy is a copy of the weights that sampled, so the ratio moves and the clip acts after
-the first update (the code's is the trained one itself, and its clip range of 1 never acts); times differ between samples.
+weights 1e-3 and 1 of the pulls to the reference and to the average, whose decay is min(0.3, 0.001 n)). The paper gives
+no FLUX.1-dev setting.
+Deviations from the code: the old policy is a copy of the weights that sampled, so the ratio moves and the clip acts
+after the first update (the code's is the trained one itself, and its clip range of 1 never acts); times differ between
+samples.
 NFE per sample, k draws: rollout T; update 4 k (trained, old, average, reference), fewer where a weight is 0.
 """
 
