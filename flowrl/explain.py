@@ -74,8 +74,8 @@ def _suggest_key(
     if kinds:
         own, have = _kind(section), "has" if len(kinds) == 1 else "have"
         return (
-            f"kind {own} has no such key, but {' and '.join(kinds)} {have}; where the method or the kind is changed, the "
-            f"other keys of the config stay, so give the section whole: method.steps={{kind: {own}}}"
+            f"kind {own} has no such key, but {' and '.join(kinds)} {have}; where the method or the kind is changed, "
+            f"the other keys of the config stay, so give the section whole: method.steps={{kind: {own}}}"
         )
     elsewhere = [
         ".".join((*prefix, key, name))
