@@ -142,7 +142,10 @@ def judging_rewards(config: Config) -> list[Reward]:
     """
     found = [reward for reward in build_rewards(config.eval_rewards) if not reward.pairwise]
     if not found:
-        raise ConfigError("all rewards compare pairs, so nothing judges a single image; name a reward in eval.rewards")
+        raise ConfigError(
+            "all rewards compare pairs, so nothing judges a single image; name one that does, for instance "
+            "eval.rewards={shapes_strict: 1}"
+        )
     return found
 
 

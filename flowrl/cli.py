@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import yaml
 from rich.console import Console
 from rich.table import Table
 
@@ -136,6 +137,8 @@ def calibrate(
 ) -> None:
     """Find the noise level of each step (DenseGRPO): as high as improvements and damages balance.
 
+    Each round prints the level of each step and how many samples its noise made better (+) and worse (-).
+
     Example: [bold]flowrl calibrate dense_grpo_shapes --rounds 20 --step 0.05[/]
     """
     config = load_config(*_split(arguments))
@@ -143,11 +146,16 @@ def calibrate(
     from flowrl.build import calibrate as run
 
     levels: tuple[float, ...] = ()
+    number = 0
     for number, tried in enumerate(run(config, rounds=rounds, step=step, tolerance=tolerance, num_samples=samples)):
         levels = tried.levels
         steps = zip(tried.levels, tried.better, tried.worse, strict=True)
         row = "  ".join(f"{level:.2f} (+{better} -{worse})" for level, better, worse in steps)
         print(f"round {number + 1}: {row}", flush=True)
+    settled = (
+        "not every level has turned back yet: take more rounds" if number + 1 == rounds else "all have turned back"
+    )
+    print(f"ended after {number + 1} round(s); {settled}")
     rest = config.rollout.num_inference_steps - 1 - len(levels)
     print(f"method.noise_level=[{','.join(f'{level:g}' for level in (*levels, *levels[-1:] * rest))}]")
 
@@ -161,7 +169,11 @@ def methods(
     if name is not None:
         if name not in METHODS:
             raise ConfigError(f"unknown method {name!r}; {suggest(name, list(METHODS))}")
+        row, method = method_row(name), METHODS.load(name)
         print(method_notes(name))
+        print("\n" + "\n".join(f"{key}: {row[key]}" for key in ("parts", "NFE", "config") if row[key]))
+        defaults = method().model_dump(mode="json", exclude={"name"})
+        print("\ndefaults:\n" + yaml.safe_dump(defaults, sort_keys=False, default_flow_style=None).rstrip())
         return
     rows = [method_row(name) for name in METHODS]
     if markdown:
@@ -169,8 +181,11 @@ def methods(
         lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row.values()) + " |" for row in rows]
         print("\n".join(["| " + " | ".join(rows[0]) + " |", "|---" * len(rows[0]) + "|", *lines]))
         return
-    shown = [name for name in rows[0] if name != "parts"]
-    table = Table(*shown, caption="NFE of a sample in rollout + completions + update; `flowrl methods NAME` says more")
+    wide = Console().width >= 120
+    shown = [name for name in rows[0] if name != "parts" and (wide or name not in ("paper", "NFE"))]
+    table = Table(caption="NFE of a sample in rollout + completions + update; `flowrl methods NAME` says more")
+    for column in shown:
+        table.add_column(column, no_wrap=column in ("method", "config"))
     for row in rows:
         table.add_row(*(row[name] for name in shown))
     Console().print(table)

@@ -108,6 +108,10 @@ class RewardSection(Section):
 
 
 def _reward_list(value: Any) -> Any:
+    if isinstance(value, str):
+        value = [value]
+    if isinstance(value, list):
+        return [{"name": item} if isinstance(item, str) else item for item in value]
     if isinstance(value, dict) and "name" not in value:
         return [{"name": name, "weight": weight} for name, weight in value.items()]
     return value
@@ -142,7 +146,8 @@ class ScheduleSection(Section):
     name: Literal["self_paced"] = "self_paced"
     """Self-paced: from easy rewards to hard ones as the model becomes competent (arXiv 2511.19356)."""
     order: list[str] = Field(min_length=2)
-    """Rewards from easy to hard, with values in [0, 1]; the others keep their weights."""
+    """Rewards from easy to hard, with values in [0, 1]. Their weights are multiplied by factors that sum to 1; the
+    other rewards keep theirs."""
     sharpness: float = Field(8.0, gt=0)
     """How suddenly a reward hands over."""
     threshold: float = 0.75

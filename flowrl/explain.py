@@ -72,8 +72,10 @@ def _suggest_key(
     """Another kind of the section that has the key, another section that has it, or the nearest key."""
     kinds = [str(_kind(model)) for model in others if name in model.model_fields]
     if kinds:
+        own, have = _kind(section), "has" if len(kinds) == 1 else "have"
         return (
-            f"kind {_kind(section)} has no such key, but {' and '.join(kinds)} {'has' if len(kinds) == 1 else 'have'}"
+            f"kind {own} has no such key, but {' and '.join(kinds)} {have}; where the method or the kind is changed, "
+            f"the other keys of the config stay, so give the section whole: method.steps={{kind: {own}}}"
         )
     elsewhere = [
         ".".join((*prefix, key, name))

@@ -233,11 +233,14 @@ class _Run:
             "command": f"flowrl train {self.folder / 'config.yaml'} output_dir=ANOTHER_FOLDER",
             "iterations": f"{c.iterations} of {c.rollout.num_prompts} prompts x {c.rollout.group_size} samples",
             "trained": f"{trained:,} parameters, " + (f"LoRA rank {c.model.lora.rank}" if c.model.lora else "full"),
-            "network evaluations": ", ".join(f"{name.split('/')[-1]} {int(n):,}" for name, n in calls.items() if n),
+            "network evaluations": ", ".join(
+                f"{name[4:]} {int(n):,}" for name, n in calls.items() if n and "/" in name
+            ),
+            "scored completions": f"{int(calls['reward_calls']):,}",
             "judged": f"{after.weights} weights, {c.eval.num_inference_steps} Euler steps, "
             f"guidance {c.eval.guidance_scale}",
             "seconds": f"{time.monotonic() - self.started:.0f} since the start of this process; "
-            + ", ".join(f"{name.removeprefix('seconds/')} {value:.0f}" for name, value in phases.items()),
+            + ", ".join(f"{name.removeprefix('seconds/')} {value:.1f}" for name, value in phases.items()),
             "machine": f"{self.accelerator.num_processes} x {self.accelerator.device.type}, "
             f"{torch.get_num_threads()} threads, Python {platform.python_version()}, torch {torch.__version__}, "
             f"diffusers {version('diffusers')}",

@@ -1,7 +1,7 @@
 """Calibrates the noise level of each step (DenseGRPO, arXiv 2601.20218, section 4.2). Pure; the measuring is injected.
 
 A step's noise is raised while improvements and damages of the ODE completion's reward balance, so that exploring costs
-nothing, and lowered where it mostly harms.
+nothing, and lowered where they do not, which is mostly where it harms. A step that changes no reward is in balance.
 """
 
 from __future__ import annotations
