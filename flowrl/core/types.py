@@ -7,6 +7,7 @@ tokens), `V` views of a sample (completions that are scored), `R` reward columns
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,13 @@ class SampleIds:
 
     def __getitem__(self, index: slice | torch.Tensor) -> SampleIds:
         return SampleIds(self.sample[index], self.group[index], self.prompt[index])
+
+    @staticmethod
+    def concatenate(parts: Sequence[SampleIds]) -> SampleIds:
+        """All of several, in order."""
+        return SampleIds(
+            *(torch.cat([getattr(part, name) for part in parts]) for name in ("sample", "group", "prompt"))
+        )
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,6 @@ class EndpointRollout:
 
 def join_endpoints(rollouts: list[EndpointRollout]) -> EndpointRollout:
     """Micro-batches of one plan as one rollout."""
-    ids = SampleIds(*(torch.cat([getattr(r.ids, name) for r in rollouts]) for name in ("sample", "group", "prompt")))
+    ids = SampleIds.concatenate([r.ids for r in rollouts])
     images = [image for rollout in rollouts for image in rollout.completions]
     return replace(rollouts[0], ids=ids, completions=images, clean=torch.cat([r.clean for r in rollouts]))

@@ -232,13 +232,13 @@ class FlowPolicy:
         everything = torch.arange(len(cond))
 
         def velocity(x: torch.Tensor, sigma: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-            own = cond if torch.equal(rows, everything) else cond.rows(rows)
             self.counts[phase] += len(x) * (2 if guidance_scale > 1 else 1)
+            whole = len(x) <= self.batch_size and torch.equal(rows, everything)
             parts = []
             for start in range(0, len(x), self.batch_size):
                 part = slice(start, start + self.batch_size)
-                chunk = own if len(x) <= self.batch_size else own.rows(torch.arange(len(x))[part])
-                parts.append(self.adapter.velocity(x[part], sigma[part], chunk, self.negative, guidance_scale))
+                own = cond if whole else cond.rows(rows[part])
+                parts.append(self.adapter.velocity(x[part], sigma[part], own, self.negative, guidance_scale))
             return parts[0] if len(parts) == 1 else torch.cat(parts)
 
         return velocity

@@ -65,8 +65,12 @@ class _Nodes:
 
 def _nodes(samples: torch.Tensor, copies: int) -> _Nodes:
     keys, index = torch.unique(samples // copies, return_inverse=True)
-    rows = torch.full((len(keys),), len(samples)).scatter_reduce_(0, index, torch.arange(len(samples)), "amin")
-    return _Nodes((keys * copies).tolist(), rows, index)
+    return _Nodes((keys * copies).tolist(), first_rows(index, len(keys)), index)
+
+
+def first_rows(index: torch.Tensor, count: int) -> torch.Tensor:
+    """For each of the values 0..count-1, all of which occur: where it first stands in `index (n,)`, `(count,)`."""
+    return torch.full((count,), len(index)).scatter_reduce_(0, index, torch.arange(len(index)), "amin")
 
 
 def sigma_path(grid: torch.Tensor, path: tuple[float, ...]) -> torch.Tensor:

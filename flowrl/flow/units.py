@@ -13,7 +13,7 @@ from PIL import Image
 
 from flowrl.core.types import SampleIds, UnitBatch
 
-from .rollout import Trajectory
+from .rollout import Trajectory, first_rows
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class FlowRollout:
         t = self.trajectory
         keys = torch.stack([t.shared[rows, units], units], 1)
         different, source = torch.unique(keys, dim=0, return_inverse=True)
-        first = torch.full((len(different),), len(keys)).scatter_reduce_(0, source, torch.arange(len(keys)), "amin")
+        first = first_rows(source, len(different))
         r, u = rows[first], units[first]
         inputs = Units(
             x=t.states[r, t.before[r, u]].float(),
@@ -95,5 +95,5 @@ def join(rollouts: list[FlowRollout]) -> FlowRollout:
         clean, num = clean + len(t.clean), num + len(t.views)
     values: dict[str, Any] = {field.name: [getattr(t, field.name) for t in shifted] for field in fields(Trajectory)}
     joined: dict[str, Any] = {name: None if v[0] is None else torch.cat(v) for name, v in values.items()}
-    ids = SampleIds(*(torch.cat([getattr(r.ids, name) for r in rollouts]) for name in ("sample", "group", "prompt")))
+    ids = SampleIds.concatenate([r.ids for r in rollouts])
     return FlowRollout(ids, [image for rollout in rollouts for image in rollout.completions], Trajectory(**joined))
