@@ -19,14 +19,18 @@ from flowrl.core.controllers import SelfPaced
 from flowrl.core.evaluation import Evaluation
 from flowrl.core.evaluation import evaluate as evaluate_prompts
 from flowrl.core.groups import iteration_ids
+from flowrl.core.pairs import read_pairs
+from flowrl.core.policy import Rollout
 from flowrl.core.prompts import PromptSet, read_prompts
 from flowrl.core.random import numpy_generator, torch_generator
 from flowrl.core.scoring import Reward, Scorer
-from flowrl.core.trainer import Settings, check_pairwise
+from flowrl.core.trainer import Settings, check_groups
+from flowrl.core.types import SampleIds
 from flowrl.errors import ConfigError
 from flowrl.flow.calibrate import CalibrationRound
 from flowrl.flow.calibrate import calibrate as run_calibration
 from flowrl.flow.credit import increments
+from flowrl.flow.data import PairData
 from flowrl.flow.methods.stepwise import StepwiseMethod
 from flowrl.flow.policy import FlowPolicy, to_pil
 from flowrl.flow.steps import AllSteps
@@ -69,7 +73,7 @@ def build_policy(config: Config, prompts: PromptSet, device: torch.device | str 
         num_inference_steps=config.rollout.num_inference_steps,
         guidance_scale=config.rollout.guidance_scale,
         share_initial_noise=getattr(method, "shares_noise", False) if share is None else share,
-        group_size=config.rollout.group_size,
+        group_size=config.group_size,
         storage_dtype=_DTYPES[config.rollout.storage_dtype],
         reduction=getattr(method, "log_prob_reduction", "mean"),
         keep_means=getattr(method, "needs_means", False),
@@ -96,13 +100,15 @@ def load_policy(
         ConfigError: `run` is not the folder of a run, or does not have these weights.
     """
     config = load_run_config(run)
-    return _load_weights(Path(run), config, weights, device)[0], config
+    return load_weights(Path(run), config, weights, device)[0], config
 
 
-def _load_weights(run: Path, config: Config, weights: str, device: torch.device | str) -> tuple[FlowPolicy, str]:
+def load_weights(
+    run: Path, config: Config, weights: str, device: torch.device | str, prompts: PromptSet | None = None
+) -> tuple[FlowPolicy, str]:
     """The policy, and what `weights` means in this run: "raw", "ema" or "base"."""
     name, stored = _stored_weights(run, weights)
-    policy = build_policy(config, PromptSet([""], {}), device)
+    policy = build_policy(config, prompts or PromptSet([""], {}), device)
     with torch.no_grad():
         for key, parameter in policy.trainable_parameters():
             if name != "base":
@@ -127,6 +133,14 @@ def _stored_weights(run: Path, weights: str) -> tuple[str, dict[str, torch.Tenso
     return name, stored[file]
 
 
+def training_data(config: Config) -> tuple[PromptSet, PairData | None]:
+    """The prompts to learn on, and the images if they come from a data set."""
+    if not config.data.pairs:
+        return read_prompts(find_prompts(config.data.train)), None
+    pairs = read_pairs(config.data.pairs)
+    return pairs.prompt_set(), PairData(pairs, config.group_size)
+
+
 def eval_prompts(config: Config) -> PromptSet:
     """The prompts that a config is judged on, each as often as it is drawn."""
     prompts = read_prompts(find_prompts(config.data.eval))
@@ -135,16 +149,16 @@ def eval_prompts(config: Config) -> PromptSet:
 
 
 def judging_rewards(config: Config) -> list[Reward]:
-    """The rewards that judge images one by one; those that compare pairs only train.
+    """The rewards that judge samples one by one; those that compare pairs or read labels only train.
 
     Raises:
         ConfigError: there are none.
     """
-    found = [reward for reward in build_rewards(config.eval_rewards) if not reward.pairwise]
+    found = [reward for reward in build_rewards(config.eval_rewards) if reward.judges_samples]
     if not found:
         raise ConfigError(
-            "all rewards compare pairs, so nothing judges a single image; name one that does, for instance "
-            "eval.rewards={shapes_strict: 1}"
+            "all rewards compare pairs or read labels, so nothing judges a single sample; name one that does, for "
+            "instance eval.rewards={shapes_strict: 1}"
         )
     return found
 
@@ -191,7 +205,7 @@ def evaluate(run: str | Path, *, weights: str = "auto", **overrides: Any) -> tup
     if overrides:
         config = load_config(config.model_dump() | {"eval": config.eval.model_dump() | overrides})
     accelerator = build_accelerator(config)
-    policy, name = _load_weights(Path(run), config, weights, accelerator.device)
+    policy, name = load_weights(Path(run), config, weights, accelerator.device)
     prompts = eval_prompts(config)
     return prompts, evaluate_policy(policy, config, prompts, accelerator, weights=name)
 
@@ -225,7 +239,7 @@ def calibrate(
     method = method.model_copy(update={"credit": "increments", "steps": steps})
     prompts = read_prompts(find_prompts(config.data.train))
     scorer, weights = Scorer(build_rewards(config.rewards)), torch.tensor([c.weight for c in config.rewards])
-    check_pairwise(trainer_settings(config), method, scorer, 1)
+    check_groups(trainer_settings(config), method, scorer, 1)
     accelerator = build_accelerator(config)
     policy = build_policy(config, prompts, accelerator.device)
     num_steps, levels = method.steps.num_trained(r.num_inference_steps), method.levels(r.num_inference_steps)
@@ -237,18 +251,32 @@ def calibrate(
         ids = iteration_ids(config.seed, number, **sizes)
         chosen = method.model_copy(update={"noise_level": (*levels, *others)})
         plan = chosen.plans(policy.grid, iteration=number, rng=numpy_generator(config.seed, "plan", number))[0]
-        found = []
-        for start in range(0, len(ids), r.batch_size):
-            with accelerator.autocast():
-                rollout = policy.rollout(ids[start : start + r.batch_size], plan, seed=config.seed, iteration=number)
-            rollout = policy.decode(rollout)
-            rows = prompts.rows(rollout.ids.prompt[rollout.owners].tolist())
-            table = scorer.submit(rows.prompts, rollout.completions, rows.columns).result()
-            found.append(increments(weighted_sum(table[rollout.views], weights)))
-        return torch.cat(found)
+        scored = sample_and_score(policy, config, prompts, scorer, accelerator, ids, plan, iteration=number)
+        return torch.cat([increments(weighted_sum(table, weights)) for _, table in scored])
 
     highest = 1.0 if method.transition == "cps" else 2.0
     return run_calibration(measure, first, rounds=rounds, step=step, tolerance=tolerance, highest=highest)
+
+
+def sample_and_score(
+    policy: FlowPolicy,
+    config: Config,
+    prompts: PromptSet,
+    scorer: Scorer,
+    accelerator: Accelerator,
+    ids: SampleIds,
+    plan: Any,
+    *,
+    iteration: int,
+) -> Iterator[tuple[Rollout, torch.Tensor]]:
+    """Rollouts of `ids` in batches, with the scores `(n, V, R)` of each."""
+    size = config.rollout.batch_size
+    for start in range(0, len(ids), size):
+        with accelerator.autocast():
+            rollout = policy.rollout(ids[start : start + size], plan, seed=config.seed, iteration=iteration)
+        rollout = policy.decode(rollout)
+        rows = prompts.rows(rollout.ids.prompt[rollout.owners].tolist())
+        yield rollout, scorer.submit(rows.prompts, rollout.completions, rows.columns).result()[rollout.views]
 
 
 def trainer_settings(config: Config) -> Settings:
@@ -258,7 +286,7 @@ def trainer_settings(config: Config) -> Settings:
         seed=config.seed,
         iterations=config.iterations,
         num_prompts=r.num_prompts,
-        group_size=r.group_size,
+        group_size=config.group_size,
         rollout_batch_size=r.batch_size,
         update_batch_size=o.batch_size,
         checkpoint_every=config.log.checkpoint_every,

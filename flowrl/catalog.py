@@ -29,7 +29,16 @@ METHODS = Registry(
         "ram": "flowrl.flow.methods.ram:RAM",
         "diffusion_nft": "flowrl.flow.methods.diffusion_nft:DiffusionNFT",
         "awm": "flowrl.flow.methods.awm:AWM",
+        "dgpo": "flowrl.flow.methods.dgpo:DGPO",
         "rft": "flowrl.flow.methods.rft:RFT",
+        "sft": "flowrl.flow.methods.sft:SFT",
+        "diffusion_dpo": "flowrl.flow.methods.diffusion_dpo:DiffusionDPO",
+        "apo": "flowrl.flow.methods.apo:APO",
+        "diffusion_kto": "flowrl.flow.methods.diffusion_kto:DiffusionKTO",
+        "dspo": "flowrl.flow.methods.dspo:DSPO",
+        "mapo": "flowrl.flow.methods.mapo:MaPO",
+        "inpo": "flowrl.flow.methods.inpo:InPO",
+        "spo": "flowrl.flow.methods.spo:SPO",
     },
 )
 
@@ -40,6 +49,7 @@ REWARDS = Registry(
     {
         "shapes_strict": "flowrl.rewards.shapes:ShapesStrict",
         "shapes_partial": "flowrl.rewards.shapes:ShapesPartial",
+        "preferred": "flowrl.rewards.preferred:Preferred",
     },
 )
 

@@ -13,8 +13,9 @@ from rich.table import Table
 
 from flowrl import __version__
 from flowrl.catalog import METHODS, REWARDS, method_deviations, method_notes, method_row
-from flowrl.config import EvalSection, apply_override, check_files, load_config, load_run_config
+from flowrl.config import EvalSection, check_files, load_config, load_run_config
 from flowrl.errors import ConfigError, FlowrlError
+from flowrl.overrides import apply_override
 from flowrl.registry import suggest
 
 app = typer.Typer(
@@ -158,6 +159,28 @@ def calibrate(
     print(f"ended after {number + 1} round(s); {settled}")
     rest = config.rollout.num_inference_steps - 1 - len(levels)
     print(f"method.noise_level=[{','.join(f'{level:g}' for level in (*levels, *levels[-1:] * rest))}]")
+
+
+@app.command(context_settings=_PASS_ON)
+def pairs(
+    out: Annotated[Path, typer.Argument(help="New folder for images and pairs.jsonl.")],
+    arguments: Overrides = None,
+    run: Annotated[Path | None, typer.Option(help="Sample the model of this run; default: that of the config.")] = None,
+    num_pairs: Annotated[int, typer.Option(min=1, help="How many.")] = 2000,
+    margin: Annotated[float, typer.Option(min=0, help="The rewards of a pair differ by more than this.")] = 0.0,
+) -> None:
+    """Build a preference set: the best and the worst of each group of samples, by the rewards of a config.
+
+    Example: [bold]flowrl pairs runs/pairs default rewards.shapes_strict=1 --num-pairs 500[/]
+    """
+    if run is not None and arguments and _split(arguments)[0]:
+        raise ConfigError("--run brings its own config; only overrides can be given besides")
+    config = load_run_config(run, _split(arguments)[1]) if run is not None else load_config(*_split(arguments))
+    check_files(config, resume=True)
+    from flowrl.pair_building import write_pairs_of
+
+    count = write_pairs_of(config, out, run=run, num_pairs=num_pairs, margin=margin)
+    print(f"wrote {count} pairs to {out}; learn from them with data.pairs={out}")
 
 
 @app.command()

@@ -16,9 +16,11 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, ValidationError, model_validator
 
 from .catalog import METHODS, PIPELINES, REWARDS, find_config, find_model, find_prompts
+from .core.pairs import read_pairs
 from .core.prompts import read_prompts
 from .errors import ConfigError
 from .explain import explain
+from .overrides import apply_override
 from .registry import import_string, suggest
 
 
@@ -94,6 +96,9 @@ class DataSection(Section):
     """Prompts to learn on; a path, or a file that comes with flowrl."""
     eval: str = "prompts/shapes_eval.jsonl"
     """Prompts to judge by, before and after."""
+    pairs: str | None = None
+    """Learn from the images of a data set instead of from samples: a folder, file or pattern, see docs/pairs.md. Its
+    prompts replace `train`, its images the rollout, its labels the rewards if none are named."""
 
 
 class RewardSection(Section):
@@ -247,28 +252,46 @@ class Config(Section):
     eval: EvalSection = EvalSection()
     log: LogSection = LogSection()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _labels_are_rewards(cls, tree: Any) -> Any:
+        data = tree.get("data") if isinstance(tree, dict) else None
+        if isinstance(data, dict) and data.get("pairs") and not tree.get("rewards"):
+            return {**tree, "rewards": {"preferred": 1.0}}
+        return tree
+
     @model_validator(mode="after")
     def _check(self) -> Config:
         found = self.method.problems(self.rollout)
-        found += self._check_groups() + self._check_names()
+        found += self._check_groups() + self._check_names() + self._check_data()
         if found:
             raise ValueError("\n".join(found))
         return self
 
     def _check_groups(self) -> list[str]:
         found = []
-        if self.rollout.group_size < 2:
+        if self.rollout.group_size < 2 and not self.data.pairs:
             found.append(
                 f"rollout.group_size={self.rollout.group_size}: advantages compare samples of one prompt, so a group "
                 "needs at least 2 samples"
             )
-        num = self.rollout.num_prompts * self.rollout.group_size
+        num = self.rollout.num_prompts * self.group_size
         if num % self.optimizer.updates_per_rollout:
             found.append(
                 f"optimizer.updates_per_rollout={self.optimizer.updates_per_rollout} does not divide the "
                 f"{num} samples of an iteration (rollout.num_prompts x rollout.group_size)"
             )
         return found
+
+    def _check_data(self) -> list[str]:
+        name, images = self.method.name, getattr(self.method, "data_images", 0)
+        if self.data.pairs and not images:
+            return [f"data.pairs: method.name={name} learns from its own rollouts only"]
+        if not self.data.pairs and getattr(self.method, "needs_data", False):
+            return [f"method.name={name} learns from a data set: set data.pairs"]
+        if not self.data.pairs and any(reward.name == "preferred" for reward in self.eval_rewards):
+            return ["reward 'preferred' reads the labels of a data set: set data.pairs, or use another reward"]
+        return []
 
     def _check_names(self) -> list[str]:
         found = []
@@ -289,6 +312,11 @@ class Config(Section):
                 if name not in names
             ]
         return found
+
+    @property
+    def group_size(self) -> int:
+        """Samples of a group: those of a rollout, or the images of a row of a data set."""
+        return getattr(self.method, "data_images", 0) if self.data.pairs else self.rollout.group_size
 
     @property
     def eval_rewards(self) -> list[RewardSection]:
@@ -324,7 +352,7 @@ def load_config(source: str | Path | dict[str, Any] | None = None, overrides: Se
     else:
         path = find_config(str(source or "default"))
         try:
-            tree = yaml.safe_load(path.read_text()) or {}
+            tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}: not YAML: {error}") from None
         if not isinstance(tree, dict):
@@ -337,8 +365,8 @@ def load_config(source: str | Path | dict[str, Any] | None = None, overrides: Se
         raise ConfigError("\n".join(explain(item, Config) for item in error.errors())) from None
 
 
-def load_run_config(run: str | Path) -> Config:
-    """The resolved config in the folder of a run.
+def load_run_config(run: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """The resolved config in the folder of a run, with `overrides` as of `load_config`.
 
     Raises:
         ConfigError: there is none.
@@ -346,53 +374,10 @@ def load_run_config(run: str | Path) -> Config:
     path = Path(run) / "config.yaml"
     if not path.is_file():
         raise ConfigError(f"{str(run)!r} is not the folder of a run (no config.yaml in it)")
-    tree = yaml.safe_load(path.read_text())
+    tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} holds no config; was it cut off?")
-    return load_config(tree)
-
-
-def apply_override(tree: dict[str, Any], override: str) -> None:
-    """Sets `dotted.key=value` in a tree of sections; the value is YAML.
-
-    Raises:
-        ConfigError: not of that form.
-    """
-    key, separator, text = override.removeprefix("--").partition("=")
-    if not separator or not key:
-        raise ConfigError(f"{override!r} is not of the form key=value, for instance optimizer.learning_rate=1e-4")
-    *parents, last = key.split(".")
-    node = tree
-    for parent in parents:
-        child = node.get(parent)
-        if isinstance(child, list):
-            child = _by_name(key, child)
-        if isinstance(child, str) and parent == "method":
-            child = {"name": child}
-        node[parent] = dict(child) if isinstance(child, dict) else {}
-        node = node[parent]
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise ConfigError(f"{override!r}: the value is not YAML") from None
-    node[last] = _number(value)
-
-
-def _by_name(key: str, items: list[Any]) -> dict[str, Any]:
-    """Rewards in their long form as a mapping from name to weight, so that one of them can be overridden."""
-    if not all(isinstance(item, dict) and not item.get("params") for item in items):
-        raise ConfigError(f"{key}: cannot override an item of a list with params; override the whole list")
-    return {item["name"]: item.get("weight", 1.0) for item in items}
-
-
-def _number(value: Any) -> Any:
-    """YAML 1.1 reads 1e-4 as text."""
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
+    return load_config(tree, overrides)
 
 
 def check_files(config: Config, *, resume: bool = False) -> None:
@@ -401,8 +386,13 @@ def check_files(config: Config, *, resume: bool = False) -> None:
     Raises:
         ConfigError: a file is missing, or the output folder cannot be used.
     """
-    for name in (config.data.train, config.data.eval):
+    for name in (config.data.train, config.data.eval)[bool(config.data.pairs) :]:
         read_prompts(find_prompts(name))
+    pairs = read_pairs(config.data.pairs) if config.data.pairs else None
+    if pairs and config.group_size == 2 and not pairs.has_losers:
+        raise ConfigError(
+            f"data.pairs={config.data.pairs!r} has no losers, which method.name={config.method.name} needs"
+        )
     find_model(config.model.path)
     output = Path(config.output_dir)
     if resume:

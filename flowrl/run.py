@@ -23,16 +23,16 @@ from flowrl.build import (
     judging_rewards,
     sample_rows,
     trainer_settings,
+    training_data,
 )
-from flowrl.catalog import find_prompts
 from flowrl.config import Config, check_files, load_config, load_run_config
 from flowrl.core.checkpoint import list_checkpoints
 from flowrl.core.evaluation import Evaluation
 from flowrl.core.policy import Method
-from flowrl.core.prompts import PromptSet, read_prompts
+from flowrl.core.prompts import PromptSet
 from flowrl.core.scoring import Scorer
 from flowrl.core.tracking import MetricsFile, TensorBoard, finite, read_metrics
-from flowrl.core.trainer import Trainer, check_pairwise
+from flowrl.core.trainer import Trainer, check_groups
 from flowrl.errors import ConfigError
 from flowrl.flow.export import export_policy
 from flowrl.flow.policy import FlowPolicy, to_pil
@@ -65,20 +65,23 @@ def train(source: Any = None, overrides: Sequence[str] = (), *, resume: str | Pa
     check_files(config, resume=resume is not None)
     accelerator = build_accelerator(config)
     started = time.monotonic()
-    train_prompts = read_prompts(find_prompts(config.data.train))
+    train_prompts, data = training_data(config)
     judge_prompts = eval_prompts(config)
     scorer = Scorer(build_rewards(config.rewards))
     judging_rewards(config)  # what cannot be built is told before there is a folder
     method, settings = cast(Method, config.method), trainer_settings(config)
-    check_pairwise(settings, method, scorer, accelerator.num_processes)
+    check_groups(settings, method, scorer, accelerator.num_processes)
     policy = build_policy(config, train_prompts, accelerator.device)
+    policy.data = data
 
     folder = Path(config.output_dir)
     controller = build_controller(config)
     trainer = Trainer(settings, policy, method, scorer, train_prompts, accelerator, folder, controller=controller)
     if accelerator.is_main_process:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+        (folder / "config.yaml").write_text(
+            yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), encoding="utf-8", newline="\n"
+        )
     accelerator.wait_for_everyone()
     return _Run(config, policy, trainer, judge_prompts, accelerator, folder, started).go(resume is not None)
 
@@ -207,7 +210,9 @@ class _Run:
             diversity=(before.diversity, after.diversity),
             facts=self._facts(after) | {"export": export},
         )
-        (self.folder / "summary.json").write_text(json.dumps([finite(record) for record in records], indent=1))
+        (self.folder / "summary.json").write_text(
+            json.dumps([finite(record) for record in records], indent=1), encoding="utf-8", newline="\n"
+        )
         self.say("after:  " + _means(after))
         for record in records:
             if record["subset"] == "all":
@@ -228,7 +233,7 @@ class _Run:
         phases.pop("iteration", None)
         records = read_metrics(self.folder / "metrics.jsonl")
         calls = {name: sum(record.get(name, 0) for record in records) for name in _COUNTS}
-        trained = sum(parameter.numel() for parameter in self.trainer.parameters.values())
+        trained = sum(parameter.numel() for parameter in self.trainer.updater.parameters.values())
         return {
             "command": f"flowrl train {self.folder / 'config.yaml'} output_dir=ANOTHER_FOLDER",
             "iterations": f"{c.iterations} of {c.rollout.num_prompts} prompts x {c.rollout.group_size} samples",

@@ -57,6 +57,10 @@ class PipelineAdapter(ABC):
 
     lora_targets: ClassVar[list[str]]
     """Modules of the denoiser that a LoRA adapts by default."""
+    path: ClassVar[str] = "rectified"
+    """Of the forward process, see `flowrl.flow.paths`."""
+    prediction: ClassVar[str] = "velocity"
+    """What the denoiser outputs there."""
 
     pipe: Any
     latent_shape: tuple[int, ...]
@@ -85,11 +89,20 @@ class PipelineAdapter(ABC):
 
     @abstractmethod
     def predict(self, x: torch.Tensor, sigma: torch.Tensor, cond: Conditioning) -> torch.Tensor:
-        """One network call: velocity `(B, *latent_shape)` at `x` and `sigma (B,)`."""
+        """One network call: the denoiser's output `(B, *latent_shape)` at `x` and `sigma (B,)`."""
 
     @abstractmethod
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """Images `(B, 3, height, width)` in [0, 1], float32, without gradient."""
+
+    @abstractmethod
+    def encode_images(self, images: torch.Tensor) -> torch.Tensor:
+        """Latents `(B, *latent_shape)`, float32, of images `(B, 3, height, width)` in [0, 1]; `decode` turned round."""
+
+    @property
+    @abstractmethod
+    def image_size(self) -> tuple[int, int]:
+        """Height and width in pixels."""
 
     @abstractmethod
     def save_lora(self, folder: Path) -> None:
@@ -148,7 +161,7 @@ def absent_components(path: str) -> dict[str, None]:
     index = Path(path) / "model_index.json"
     if not index.is_file():
         return {}
-    entries = json.loads(index.read_text())
+    entries = json.loads(index.read_text(encoding="utf-8"))
     return {name: None for name, value in entries.items() if value == [None, None]}
 
 
@@ -191,6 +204,9 @@ def check_pipeline(adapter: PipelineAdapter) -> dict[str, float]:
     images = adapter.decode(x)
     require(images.ndim == 4 and images.shape[:2] == (2, 3), f"decode gave shape {tuple(images.shape)}")
     require(bool(images.min() >= 0) and bool(images.max() <= 1), "decode must give values in [0, 1]")
+    require(images.shape[2:] == adapter.image_size, f"image_size is {adapter.image_size}, images {images.shape[2:]}")
+    latents = adapter.encode_images(images)
+    require(latents.shape == x.shape, f"encode_images gave shape {tuple(latents.shape)}, latents {tuple(x.shape)}")
     unmatched = unmatched_targets(adapter.denoiser, adapter.lora_targets)
     require(not unmatched, f"no module matches {', '.join(map(repr, unmatched))}")
     return {"batch_gap": gap, "guidance_gap": guidance_gap}

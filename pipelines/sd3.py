@@ -102,6 +102,17 @@ class SD3Adapter(PipelineAdapter):
         images = vae.decode(latents, return_dict=False)[0]
         return (images.float() / 2 + 0.5).clamp(0, 1)
 
+    @torch.no_grad()
+    def encode_images(self, images: torch.Tensor) -> torch.Tensor:
+        vae = self.pipe.vae
+        latents = vae.encode((2 * images - 1).to(vae.device, vae.dtype)).latent_dist.mode().float()
+        return (latents - vae.config.shift_factor) * vae.config.scaling_factor
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        factor = self.pipe.vae_scale_factor
+        return self.latent_shape[1] * factor, self.latent_shape[2] * factor
+
     def save_lora(self, folder: Path) -> None:
         denoiser: Any = self.denoiser
         StableDiffusion3Pipeline.save_lora_weights(

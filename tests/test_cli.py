@@ -72,23 +72,23 @@ def test_a_run_leaves_what_the_readme_promises(finished):
     } <= names
     assert any(name.startswith("tensorboard/") for name in names)
     assert not [name for name in names if "partial" in name]
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [r["iteration"] for r in records] == [0, 1, 2, 3, 4, 4]
     assert all(r["ratio_deviation_first"] < 1e-4 for r in records if "ratio_deviation_first" in r)
-    summary = (folder / "summary.md").read_text()
+    summary = (folder / "summary.md").read_text(encoding="utf-8")
     assert "| all | 12 |" in summary
     assert "reloaded into the stock pipeline" in summary
 
 
 def test_the_resolved_config_runs_again(finished):
-    config = yaml.safe_load((finished[0] / "config.yaml").read_text())
+    config = yaml.safe_load((finished[0] / "config.yaml").read_text(encoding="utf-8"))
     assert config["model"]["lora"]["rank"] == 4
     assert config["method"]["clip_range"] > 0
 
 
 def test_eval_repeats_the_run_s_own_figures(finished):
     folder, _ = finished
-    summary = json.loads((folder / "summary.json").read_text())
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     wanted = {
         (r["reward"], w): r[k]
         for r in summary
@@ -179,7 +179,7 @@ def test_bad_input_is_refused_at_once_and_leaves_nothing(tmp_path, arguments, me
 
 
 def test_an_unusable_output_folder_is_refused(tmp_path):
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     result = flowrl("train", f"output_dir={tmp_path / 'file' / 'run'}", timeout=20)
     assert result.returncode != 0
     assert "output_dir=" in result.stderr
@@ -188,7 +188,7 @@ def test_an_unusable_output_folder_is_refused(tmp_path):
 
 def test_a_reward_that_fails_ends_the_run_with_its_name(tmp_path):
     (tmp_path / "mine.py").write_text(
-        "def red(prompts, completions, **columns):\n    raise RuntimeError('no scorer')\n"
+        "def red(prompts, completions, **columns):\n    raise RuntimeError('no scorer')\n", encoding="utf-8"
     )
     result = flowrl("train", *SMALL, "rewards={'mine:red': 1}", "output_dir=run", cwd=tmp_path)
     assert result.returncode != 0
@@ -199,7 +199,8 @@ def test_a_reward_that_fails_ends_the_run_with_its_name(tmp_path):
 def test_a_reward_of_one_s_own_in_five_lines(tmp_path):
     (tmp_path / "mine.py").write_text(
         "import numpy as np\n\n\ndef red(prompts, completions, **columns):\n"
-        "    return [float(np.asarray(image)[..., 0].mean()) / 255 for image in completions]\n"
+        "    return [float(np.asarray(image)[..., 0].mean()) / 255 for image in completions]\n",
+        encoding="utf-8",
     )
     result = flowrl("train", *SMALL, "rewards={'mine:red': 1}", "iterations=1", "output_dir=run", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
@@ -222,7 +223,7 @@ def test_methods_tells_the_deviations_of_one_and_the_table_of_the_docs():
     wrong = flowrl("methods", "turning_point")
     assert wrong.returncode == 2 and "did you mean 'turning_point_grpo'" in wrong.stderr
     table = flowrl("methods", "--markdown").stdout
-    assert table.strip() in (Path(__file__).parents[1] / "docs" / "methods.md").read_text()
+    assert table.strip() in (Path(__file__).parents[1] / "docs" / "methods.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

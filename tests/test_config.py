@@ -22,6 +22,7 @@ def test_every_shipped_config_is_valid(path):
 @pytest.mark.parametrize("name", list(METHODS))
 def test_every_method_is_reachable_by_its_name(name):
     needs = ["method.steps.splits=[0,1,3]"] if name == "branch_grpo" else []  # 8 samples are a tree with 3 splits
+    needs += ["data.pairs=somewhere"] if METHODS.load(name).needs_data else []
     config = load_config(None, [f"method={name}", *needs])
     assert config.method.name == name
     assert type(config.method) is METHODS.load(name)
@@ -97,7 +98,7 @@ def test_one_reward_of_a_list_can_be_overridden():
 @pytest.mark.parametrize("text", ["{a: [", "- a\n- b\n"])
 def test_files_that_are_no_config_are_named(tmp_path, text):
     path = tmp_path / "bad.yaml"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError, match="bad.yaml"):
         load_config(path)
 
@@ -105,7 +106,7 @@ def test_files_that_are_no_config_are_named(tmp_path, text):
 def test_a_config_survives_being_written(tmp_path):
     config = load_config(None, ["model.lora.rank=8", "seed=5"])
     path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    path.write_text(yaml.safe_dump(config.model_dump(mode="json")), encoding="utf-8")
     assert load_config(path) == config
 
 
@@ -140,12 +141,12 @@ def test_files_are_checked_before_anything_is_loaded(tmp_path):
     with pytest.raises(ConfigError, match="no prompt file 'prompts/none.txt'"):
         check_files(load_config(None, ["data.train=prompts/none.txt"]))
     empty = tmp_path / "empty.jsonl"
-    empty.write_text("")
+    empty.write_text("", encoding="utf-8")
     with pytest.raises(ConfigError, match="no prompts in it"):
         check_files(load_config(None, [f"data.train={empty}"]))
     taken = tmp_path / "run"
     taken.mkdir()
-    (taken / "config.yaml").write_text("")
+    (taken / "config.yaml").write_text("", encoding="utf-8")
     with pytest.raises(ConfigError, match="exists already"):
         check_files(load_config(None, [f"output_dir={taken}"]))
     fresh = tmp_path / "a" / "b"

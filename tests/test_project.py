@@ -16,7 +16,8 @@ ALLOWED = {
     "registry": set(),
     "catalog": {"registry", "errors"},
     "explain": {"registry"},
-    "config": {"registry", "catalog", "errors", "explain", "core"},
+    "overrides": {"errors"},
+    "config": {"registry", "catalog", "errors", "explain", "overrides", "core"},
     "shapes": {"shapes"},
     "core": {"core", "registry", "errors"},
     "rewards": {"rewards", "core", "shapes", "registry", "catalog", "errors"},
@@ -32,7 +33,7 @@ def room(parts):
 
 def imported_rooms(path):
     inside = path.relative_to(ROOT).with_suffix("").parts
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.level:
             base = inside[: len(inside) - node.level]
             yield room([*base, *(node.module or "").split(".")] if len(base) == 1 else list(base))
@@ -50,7 +51,7 @@ def test_imports_point_down_only(path):
 
 
 def test_the_packages_list_is_complete():
-    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
     found = {
         str(path.parent.relative_to(ROOT)).replace("/", ".")
         for folder in ("flowrl", "rewards", "pipelines", "configs", "assets")
@@ -61,7 +62,7 @@ def test_the_packages_list_is_complete():
 
 def test_scenes_renderer_and_checker_need_numpy_and_pillow_only():
     for name in ("scenes", "render", "checker", "prompts"):
-        tree = ast.parse((ROOT / "flowrl" / "shapes" / f"{name}.py").read_text())
+        tree = ast.parse((ROOT / "flowrl" / "shapes" / f"{name}.py").read_text(encoding="utf-8"))
         modules = {n.module.split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and not n.level}
         modules |= {a.name.split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
         assert modules - set(sys.stdlib_module_names) <= {"numpy", "PIL"}

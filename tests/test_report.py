@@ -27,7 +27,7 @@ def test_summary_by_hand(tmp_path):
     assert (found["a"]["difference"], found["b"]["difference"]) == (1, 0)
     assert found["held-out combinations"]["n"] == 2
     write_summary(tmp_path / "s.md", title="t", records=records, diversity=(0.1, 0.2), facts={"iterations": "4"})
-    text = (tmp_path / "s.md").read_text()
+    text = (tmp_path / "s.md").read_text(encoding="utf-8")
     assert "| all | 4 | 0.250 | 0.750 | +0.500 (0.289) |" in text
     assert "0.1000 before, 0.2000 after" in text
     assert "| iterations | 4 |" in text

@@ -32,7 +32,7 @@ SMALL = [
 
 def run(folder, *overrides):
     train(load_config(None, [*SMALL, f"output_dir={folder}", *overrides]))
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     return [record for record in records if "reward" in record]
 
 
@@ -78,7 +78,8 @@ def test_equal_rewards_still_pull_towards_the_reference_where_there_is_a_kl_term
     assert all(record["kl"] == 0 for record in records)
     assert same(weights(tmp_path / "b", 0), weights(tmp_path / "b", 2))
     first, second = (
-        json.loads(line)["kl"] for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()[1:3]
+        json.loads(line)["kl"]
+        for line in (tmp_path / "a" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[1:3]
     )
     assert first == 0 < second
 
@@ -122,7 +123,7 @@ def test_bfloat16_runs_to_the_end_with_float32_weights(tmp_path, lora):
     )
     assert records[0]["ratio_deviation_first"] < 0.05
     assert all(tensor.dtype == torch.float32 for tensor in weights(tmp_path, 1).values())
-    assert "reloaded into the stock pipeline" in (tmp_path / "summary.md").read_text()
+    assert "reloaded into the stock pipeline" in (tmp_path / "summary.md").read_text(encoding="utf-8")
     _, result = flowrl.evaluate(tmp_path)
     assert result.weights == "raw"
 
@@ -140,6 +141,8 @@ def test_reward_rises(tmp_path):
         "eval.num_inference_steps=4",
         "log.checkpoint_every=0",
     )
-    record = next(r for r in json.loads((tmp_path / "summary.json").read_text()) if r["subset"] == "all")
+    record = next(
+        r for r in json.loads((tmp_path / "summary.json").read_text(encoding="utf-8")) if r["subset"] == "all"
+    )
     assert record["difference"] > 5 * record["standard_error"] > 0
     assert record["difference"] > 0.1 * record["before"]

@@ -1,1 +1,1 @@
-"""Modality-free parts of a run. Imports torch only; knows no method, model or reward by name."""
+"""Modality-free parts of a run. Imports torch, accelerate and Pillow only; knows no method, model or reward by name."""

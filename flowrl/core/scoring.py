@@ -4,7 +4,8 @@ A reward is any object called as `reward(prompts=..., completions=..., **columns
 "no score", for each completion: TRL's contract. Columns are the fields of the prompt file, as lists.
 
 A reward with an attribute `pairwise = True` is called with `opponents=...` besides and returns how surely each
-completion beats its opponent, in [0, 1] (0.5 a tie); its column is the share of wins within a group.
+completion beats its opponent, in [0, 1] (0.5 a tie); its column is the share of wins within a group. One with
+`labels_only = True` judges the images of a data set only.
 """
 
 from __future__ import annotations
@@ -33,6 +34,11 @@ class Reward:
     def pairwise(self) -> bool:
         """Whether it compares two completions of a prompt."""
         return bool(getattr(self.function, "pairwise", False))
+
+    @property
+    def judges_samples(self) -> bool:
+        """Whether it can judge a sample by itself: it compares no pairs, and reads no labels of a data set."""
+        return not self.pairwise and not getattr(self.function, "labels_only", False)
 
 
 def call_reward(

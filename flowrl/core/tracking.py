@@ -14,7 +14,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     records = []
-    for line in path.read_text().splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines():
         try:
             records.append(json.loads(line))
         except json.JSONDecodeError:
@@ -35,12 +35,12 @@ class MetricsFile:
         if keep is not None:
             kept = [record for record in read_metrics(path) if keep(record)]
             partial = path.with_suffix(".partial")
-            partial.write_text("".join(_line(record) for record in kept))
+            partial.write_text("".join(_line(record) for record in kept), encoding="utf-8", newline="\n")
             partial.replace(path)
 
     def write(self, iteration: int, metrics: Mapping[str, Any]) -> None:
         """Appends one record; numbers that are not finite become null."""
-        with self.path.open("a") as file:
+        with self.path.open("a", encoding="utf-8", newline="\n") as file:
             file.write(_line({"iteration": iteration, **metrics}))
 
 

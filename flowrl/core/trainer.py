@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -23,13 +23,13 @@ from .checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
 from .combine import weighted_sum
 from .controllers import Controller
 from .distributed import gather_rows, shard
-from .ema import EMA
 from .groups import iteration_ids, plan_batches
 from .policy import Method, Policy, Rollout
 from .prompts import PromptSet
-from .random import numpy_generator, torch_generator
+from .random import numpy_generator
 from .scoring import Scorer
 from .types import SampleIds, Scores
+from .update import Updater
 
 logger = logging.getLogger("flowrl")
 
@@ -67,7 +67,7 @@ class Trainer:
         controller: moves the rewards' weights in the course of training; fixed weights by default.
 
     Raises:
-        ConfigError: a pairwise reward, and batches that cut groups.
+        ConfigError: what `check_groups` finds.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Trainer:
         on_iteration: Callable[[int, dict[str, float], dict[str, float]], None] | None = None,
         controller: Controller | None = None,
     ):
-        check_pairwise(settings, method, scorer, accelerator.num_processes)
+        check_groups(settings, method, scorer, accelerator.num_processes)
         self.controller = controller
         self.settings, self.policy, self.method, self.scorer = settings, policy, method, scorer
         self.prompts, self.accelerator, self.folder = prompts, accelerator, folder
@@ -90,28 +90,7 @@ class Trainer:
         self.iteration = 0
         self.reward_calls = 0
         self.seconds: dict[str, float] = defaultdict(float)
-        self.parameters = dict(policy.trainable_parameters())
-        optimizer = torch.optim.AdamW(
-            self.parameters.values(),
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            eps=settings.eps,
-            weight_decay=settings.weight_decay,
-        )
-        self._warned = False
-        self.num_steps = 0  # optimizer steps so far, those skipped for a bad gradient included
-        self.ema = EMA(self.parameters.items(), settings.ema_decay) if settings.ema_decay else None
-        policy.model, self.optimizer = accelerator.prepare(policy.model, optimizer)
-
-    def learning_rate(self, step: int) -> float:
-        """Learning rate of the optimizer step number `step`, from 0."""
-        s = self.settings
-        total = s.iterations * s.updates_per_rollout * s.epochs_per_rollout
-        if step < s.warmup_steps:
-            return s.learning_rate * (step + 1) / (s.warmup_steps + 1)
-        done = min(1.0, (step - s.warmup_steps) / max(1, total - s.warmup_steps))
-        factors = {"constant": 1.0, "linear": 1 - done, "cosine": 0.5 * (1 + math.cos(math.pi * done))}
-        return s.learning_rate * factors[s.schedule]
+        self.updater = Updater(settings, policy, method, accelerator)
 
     # the loop
 
@@ -159,7 +138,7 @@ class Trainer:
         if self.controller:
             metrics |= self.controller.update(dict(zip(self.scorer.names, table[:, -1].T.tolist(), strict=True)))
         with self._clock("update"):
-            metrics |= self._update(rollout, advantages[mine].float(), keep, mine)
+            metrics |= self.updater.run(rollout, advantages[mine].float(), keep, ids, iteration=self.iteration)
             self.method.finish(self.policy, self.iteration)
         return metrics | self._counts()
 
@@ -209,100 +188,6 @@ class Trainer:
         total = self.accelerator.gather(own).reshape(-1, len(counts)).sum(0)
         return dict(zip(counts, total.tolist(), strict=True))
 
-    def _update(self, rollout: Rollout, advantages: torch.Tensor, keep: torch.Tensor, mine: slice) -> dict[str, float]:
-        """The optimizer steps on one rollout; each takes an equal share of all ranks' samples.
-
-        Args:
-            advantages: `(n, U)` of this rank's samples. keep: `(N, U)` units that enter the loss, of all ranks.
-        """
-        s, log = self.settings, _Averages()
-        probe = _first_parameters(self.parameters.values(), 4_000_000)
-        before = [parameter.detach().clone() for parameter in probe]
-        for epoch in range(s.epochs_per_rollout):
-            order = torch.randperm(len(keep), generator=torch_generator(s.seed, "update", self.iteration, epoch))
-            order = order[keep.any(1)[order]]
-            for number, share in enumerate(order.chunk(s.updates_per_rollout)):
-                first = epoch == 0 and number == 0
-                wanted = keep[mine] & torch.isin(rollout.ids.sample, share)[:, None]
-                self._step(rollout, advantages, wanted, int(keep[share].sum()), log, first=first)
-        moved = sum((p.detach() - b).square().sum() for p, b in zip(probe, before, strict=True))
-        norm = sum(b.square().sum() for b in before)
-        log.add("update_to_weight", math.sqrt(float(moved) / max(float(norm), 1e-30)))
-        log.add("learning_rate", self.learning_rate(self.num_steps - 1))
-        return log.result()
-
-    def _step(
-        self,
-        rollout: Rollout,
-        advantages: torch.Tensor,
-        wanted: torch.Tensor,
-        num_pairs: int,
-        log: _Averages,
-        *,
-        first: bool,
-    ) -> None:
-        """One optimizer step on the units `wanted (n, U)`; `num_pairs` counts those of all ranks."""
-        batches, size = self._micro_batches(wanted, advantages)
-        self.optimizer.zero_grad(set_to_none=True)
-        for index in range(size):
-            pairs, weight = (batches[index], 1.0) if index < len(batches) else (torch.tensor([[0, 0]]), 0.0)
-            batch = rollout.pick(pairs[:, 0], pairs[:, 1], advantages[pairs[:, 0], pairs[:, 1]])
-            last = index + 1 == size
-            with nullcontext() if last else self.accelerator.no_sync(self.policy.model):
-                with self.accelerator.autocast():
-                    loss, metrics = self.method.loss(self.policy, batch)
-                total = weight * self.accelerator.num_processes * loss.sum() / num_pairs
-                self.accelerator.backward(total)
-            if weight:
-                log.add_units(metrics, first=first)
-        self._apply(log, any_batch=size > 0)
-        if first and log.peak("ratio_deviation_first") > getattr(self.method, "ratio_limit", math.inf):
-            logger.warning(
-                "before the first update the ratio is off 1 by %.1e, more than method.clip_range: rollout and update "
-                "do not compute the same; use float32, or a larger clip range",
-                log.peak("ratio_deviation_first"),
-            )
-
-    def _micro_batches(self, wanted: torch.Tensor, advantages: torch.Tensor) -> tuple[list[torch.Tensor], int]:
-        """(row, unit) pairs `(B, 2)` of this rank, and how many batches every rank has to run.
-
-        Units of advantage 0 are left out where the loss has no term but the surrogate.
-        """
-        if not getattr(self.method, "needs_reference", True):
-            wanted = wanted & (advantages != 0)
-        pairs = wanted.nonzero()
-        batches = list(pairs.split(self.settings.update_batch_size)) if len(pairs) else []
-        counts = self.accelerator.gather(torch.tensor([len(batches)], device=self.accelerator.device))
-        return batches, int(counts.max())
-
-    def _apply(self, log: _Averages, *, any_batch: bool) -> None:
-        """Clips and steps, unless the gradient is not finite; schedule and EMA count the step in any case."""
-        if any_batch:
-            norm = float(self.accelerator.clip_grad_norm_(self.parameters.values(), self.settings.max_grad_norm))
-            log.add("grad_norm", norm)
-            self._warn_of_tiny_gradients(norm)
-            if math.isfinite(norm) or self.accelerator.scaler is not None:  # a scaler skips such steps itself
-                for group in self.optimizer.param_groups:
-                    group["lr"] = self.learning_rate(self.num_steps)
-                self.optimizer.step()
-            if not math.isfinite(norm):
-                logger.warning("iteration %d: gradient is not finite, optimizer step skipped", self.iteration + 1)
-                log.add("skipped_steps", 1.0)
-        self.num_steps += 1
-        if self.ema:
-            self.ema.update()
-
-    def _warn_of_tiny_gradients(self, norm: float) -> None:
-        rms = norm / math.sqrt(sum(parameter.numel() for parameter in self.parameters.values()))
-        if 0 < rms < self.settings.eps and not self._warned:
-            self._warned = True
-            logger.warning(
-                "the gradient's rms %.1e is below optimizer.eps=%.0e, so AdamW takes smaller steps than the learning "
-                "rate says; lower optimizer.eps",
-                rms,
-                self.settings.eps,
-            )
-
     def _reward_metrics(
         self, table: torch.Tensor, rewards: torch.Tensor, advantages: torch.Tensor, ids: SampleIds
     ) -> dict[str, float]:
@@ -325,21 +210,17 @@ class Trainer:
     @contextmanager
     def evaluation_weights(self) -> Iterator[str]:
         """Within it the policy carries the weights to judge and export; yields their name, "ema" or "raw"."""
-        with self.ema.applied() if self.ema else nullcontext():
-            yield "ema" if self.ema else "raw"
+        ema = self.updater.ema
+        with ema.applied() if ema else nullcontext():
+            yield "ema" if ema else "raw"
 
     def save(self) -> None:
         """Writes a checkpoint, on the main process."""
         if not self.accelerator.is_main_process:
             return
-        weights: dict[str, Any] = {"policy": self.parameters}
-        state: dict[str, Any] = {"optimizer": self.optimizer.state_dict(), "num_steps": self.num_steps}
+        weights, state = self.updater.state()
         if self.controller:
             state["controller"] = self.controller.state_dict()
-        weights |= {f"lagged_{name}": tensors for name, tensors in self.policy.lagged_weights.items()}
-        if self.ema:
-            weights["ema"] = self.ema.shadow
-            state["ema_updates"] = self.ema.num_updates
         folder = self.folder / "checkpoints"
         save_checkpoint(folder, self.iteration, weights, state, keep=self.settings.keep_checkpoints)
 
@@ -354,33 +235,23 @@ class Trainer:
         if not checkpoints:
             raise FileNotFoundError(f"no complete checkpoint in {self.folder / 'checkpoints'}")
         weights, state = load_checkpoint(checkpoints[-1])
-        _copy_into(self.parameters, weights["policy"], str(checkpoints[-1]))
-        for name, tensors in self.policy.lagged_weights.items():
-            _copy_into(tensors, weights[f"lagged_{name}"], str(checkpoints[-1]))
-        if self.ema:
-            _copy_into(self.ema.shadow, weights["ema"], str(checkpoints[-1]))
-            self.ema.num_updates = state["ema_updates"]
+        self.updater.load(weights, state, str(checkpoints[-1]))
         if self.controller:
             self.controller.load_state_dict(state["controller"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.iteration, self.num_steps = state["iteration"], state["num_steps"]
+        self.iteration = state["iteration"]
 
 
-@torch.no_grad()
-def _copy_into(targets: dict[str, Any], values: dict[str, torch.Tensor], where: str) -> None:
-    if targets.keys() != values.keys():
-        different = sorted(targets.keys() ^ values.keys())
-        raise ValueError(f"{where} holds other parameters than the run trains, for instance {different[0]!r}")
-    for name, target in targets.items():
-        target.copy_(values[name])
-
-
-def check_pairwise(settings: Settings, method: Any, scorer: Scorer, num_processes: int) -> None:
-    """Whether rewards that compare pairs can do so: within a batch, among samples.
+def check_groups(settings: Settings, method: Any, scorer: Scorer, num_processes: int) -> None:
+    """Whether methods and rewards that compare the samples of a group find them together.
 
     Raises:
-        ConfigError: batches cut groups, or the method scores more than samples.
+        ConfigError: processes or batches cut groups, or a pairwise reward would judge more than samples.
     """
+    if getattr(method, "whole_groups", False) and settings.num_prompts % num_processes:
+        raise ConfigError(
+            f"method.name={method.name} needs whole groups on each process, so rollout.num_prompts="
+            f"{settings.num_prompts} must be a multiple of the {num_processes} processes"
+        )
     pairwise = [reward.name for reward in scorer.rewards if reward.pairwise]
     if not pairwise:
         return
@@ -397,43 +268,6 @@ def check_pairwise(settings: Settings, method: Any, scorer: Scorer, num_processe
         )
 
 
-def _first_parameters(parameters: Iterable[torch.Tensor], num_elements: int) -> list[torch.Tensor]:
-    """The first parameters that together have about `num_elements` numbers, to watch their movement cheaply."""
-    chosen, total = [], 0
-    for parameter in parameters:
-        chosen.append(parameter)
-        total += parameter.numel()
-        if total >= num_elements:
-            break
-    return chosen
-
-
 def _nan_std(values: torch.Tensor) -> float:
     found = values[~values.isnan()]
     return found.std(correction=0).item() if len(found) else math.nan
-
-
-class _Averages:
-    """Means of logged values within an iteration, and the largest deviation of the ratio from 1."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, list[float]] = defaultdict(list)
-        self._peaks: dict[str, float] = defaultdict(float)
-
-    def add(self, name: str, value: float) -> None:
-        self._values[name].append(value)
-
-    def add_units(self, metrics: dict[str, torch.Tensor], *, first: bool) -> None:
-        """Adds metrics `(B,)` of a micro-batch; `ratio` also by its extremes."""
-        for name, values in metrics.items():
-            self._values[name].extend(values.float().flatten().tolist())
-        if "ratio" in metrics:
-            deviation = (metrics["ratio"] - 1).abs().max().item()
-            for name in ["ratio_deviation", "ratio_deviation_first"] if first else ["ratio_deviation"]:
-                self._peaks[name] = max(self._peaks[name], deviation)
-
-    def peak(self, name: str) -> float:
-        return self._peaks.get(name, 0.0)
-
-    def result(self) -> dict[str, float]:
-        return {name: sum(values) / len(values) for name, values in self._values.items()} | dict(self._peaks)

@@ -56,7 +56,44 @@ def predict_ends(
         return output, (x - alpha * output) / s
     if prediction == "v_prediction" and path == "variance_preserving":
         return alpha * x - s * output, s * x + alpha * output
+    raise ValueError(_no_prediction(prediction))
+
+
+def training_target(
+    clean: torch.Tensor,
+    noise: torch.Tensor,
+    sigma: torch.Tensor,
+    *,
+    path: str = "rectified",
+    prediction: str = "velocity",
+) -> torch.Tensor:
+    """What a network with this prediction is trained to output at the noised sample, `(B, ...)`.
+
+    Raises:
+        ValueError: as `predict_ends`.
+    """
+    if prediction == "velocity":
+        return noise - clean
+    if prediction == "epsilon":
+        return noise
+    if prediction == "sample":
+        return clean
+    if prediction == "v_prediction" and path == "variance_preserving":
+        s = per_row(sigma, clean)
+        return PATHS[path](s) * noise - s * clean
+    raise ValueError(_no_prediction(prediction))
+
+
+def implied_noise(
+    x: torch.Tensor, clean: torch.Tensor, sigma: torch.Tensor, *, path: str = "rectified"
+) -> torch.Tensor:
+    """The noise of which `x` is `clean` noised to `sigma`: (x - alpha x0) / sigma, float32."""
+    s = per_row(sigma, x)
+    return (x.float() - PATHS[path](s) * clean.float()) / s
+
+
+def _no_prediction(prediction: str) -> str:
     known = ["velocity", "epsilon", "sample", "v_prediction"]
     if prediction in known:
-        raise ValueError("v_prediction exists on the variance_preserving path only")
-    raise ValueError(f"unknown prediction {prediction!r}; {suggest(prediction, known)}")
+        return "v_prediction exists on the variance_preserving path only"
+    return f"unknown prediction {prediction!r}; {suggest(prediction, known)}"

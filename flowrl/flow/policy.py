@@ -5,31 +5,29 @@ Shapes: `N` samples, `B` units, latents `(..., *latent)`.
 
 from __future__ import annotations
 
-import copy
 import logging
-import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from PIL import Image
-from torch import nn
 
 from flowrl.core.gaussian import gaussian_log_prob
 from flowrl.core.random import torch_generator
 from flowrl.core.types import SampleIds, UnitBatch, UnitOutput
-from flowrl.errors import ConfigError
-from flowrl.pipelines.base import Conditioning, PipelineAdapter, unmatched_targets
+from flowrl.pipelines.base import Conditioning, PipelineAdapter
 
+from .data import PairData, to_pixels
 from .endpoints import EndpointPlan, EndpointRollout, join_endpoints
 from .plans import StepPlan
 from .rollout import integrate, sample_ode, sigma_path
 from .solvers import Velocity
 from .transitions import get_transition, noise_excess
 from .units import FlowRollout, Units, join
+from .weights import TrainedModel
 
 logger = logging.getLogger("flowrl")
 _WORTH_A_WARNING = 1.5  # times the noise that the path has
@@ -41,7 +39,7 @@ def to_pil(images: torch.Tensor) -> list[Image.Image]:
     return [Image.fromarray(picture) for picture in pixels]
 
 
-class FlowPolicy:
+class FlowPolicy(TrainedModel):
     """A flow-matching model under training.
 
     Args:
@@ -55,6 +53,8 @@ class FlowPolicy:
         reduction: of log-probs over latent elements, see `gaussian_log_prob`.
         keep_means: store the sampler's means, for methods that compare with them.
         batch_size: rows of the largest network call of a rollout and its completions.
+
+    With `data` set, endpoints are the images of that data set.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class FlowPolicy:
     ):
         if share_initial_noise and group_size < 2:
             raise ValueError("sharing the initial noise needs group_size, the number of samples that share it")
-        self.adapter = adapter
+        super().__init__(adapter)
         self.transition = get_transition(transition)
         self.guidance_scale = guidance_scale
         self.share_initial_noise, self.group_size, self.batch_size = share_initial_noise, group_size, batch_size
@@ -85,143 +85,13 @@ class FlowPolicy:
         self.prompts = list(prompts)
         self.counts: Counter[str] = Counter()
         self._warned = False
-        self._frozen: nn.Module | None = None
-        self._lagged: dict[str, dict[str, torch.Tensor]] = {}
-        self._lagged_modules: dict[str, nn.Module] = {}
-        self._lora = False
+        self.data: PairData | None = None
         unique = sorted(set(self.prompts))
         adapter.pipe.to(self.device)
         self.table = Conditioning.concatenate([adapter.encode(unique[i : i + 64]) for i in range(0, len(unique), 64)])
         row_of = {prompt: row for row, prompt in enumerate(unique)}
         self._table_row = torch.tensor([row_of[prompt] for prompt in self.prompts])
         self.negative = adapter.encode([""])
-
-    # what is trained
-
-    @property
-    def model(self) -> Any:
-        """The denoiser."""
-        return self.adapter.denoiser
-
-    @model.setter
-    def model(self, module: Any) -> None:
-        self.adapter.denoiser = module
-
-    def add_lora(self, rank: int, alpha: int, targets: list[str] | None = None, *, seed: int = 0) -> None:
-        """Trains a LoRA (peft, Gaussian init); the model without it is the reference.
-
-        Raises:
-            ConfigError: a target matches no module.
-        """
-        from peft import LoraConfig
-
-        targets = targets or self.adapter.lora_targets
-        unmatched = unmatched_targets(self.model, targets)
-        if unmatched:
-            raise ConfigError(f"LoRA target {unmatched[0]!r} matches no module of {type(self.model).__name__}")
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            self.model.add_adapter(
-                LoraConfig(r=rank, lora_alpha=alpha, init_lora_weights="gaussian", target_modules=targets)
-            )
-        self._lora = True
-        self._make_float32()
-
-    def train_all(self, *, keep_reference: bool) -> None:
-        """Trains every weight of the denoiser; the reference, if wanted, is a frozen copy."""
-        if keep_reference:
-            self._frozen = copy.deepcopy(self.model).requires_grad_(False).eval()
-        self.model.requires_grad_(True)
-        self._make_float32()
-
-    @property
-    def is_lora(self) -> bool:
-        """Whether a LoRA is trained, rather than all weights."""
-        return self._lora
-
-    def _make_float32(self) -> None:
-        for _, parameter in self.trainable_parameters():
-            parameter.data = parameter.data.float()
-
-    def trainable_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Names and parameters that the optimizer moves."""
-        return ((name, value) for name, value in self.model.named_parameters() if value.requires_grad)
-
-    @contextmanager
-    def reference(self) -> Iterator[None]:
-        """The model as it was before training: adapter off, or the frozen copy."""
-        if self._lora:
-            module = getattr(self.model, "module", self.model)
-            module.disable_adapters()
-            try:
-                yield
-            finally:
-                module.enable_adapters()
-        elif self._frozen is not None:
-            trained, self.model = self.model, self._frozen
-            try:
-                yield
-            finally:
-                self.model = trained
-        else:
-            raise RuntimeError("no reference was kept: full fine-tuning with beta 0 makes no copy of the model")
-
-    def keep_lagged(self, names: Sequence[str]) -> None:
-        """Makes copies of the trained weights that follow them by `move_lagged`: LoRA adapters, or whole denoisers."""
-        for name in names:
-            if self._lora:
-                with warnings.catch_warnings():
-                    warnings.filterwarnings("ignore", message="Already found a `peft_config`")  # several are wanted
-                    self.model.add_adapter(self.model.peft_config["default"], adapter_name=name)
-                self.model.set_adapter("default")
-                self._lagged[name] = {
-                    key: dict(self.model.named_parameters())[key.replace(".default.", f".{name}.")]
-                    for key, _ in self.trainable_parameters()
-                }
-            else:
-                module = copy.deepcopy(self.model).requires_grad_(False).eval()
-                self._lagged_modules[name] = module
-                self._lagged[name] = {
-                    key: dict(module.named_parameters())[key] for key, _ in self.trainable_parameters()
-                }
-            self.move_lagged(name, 0.0)
-
-    @torch.no_grad()
-    def move_lagged(self, name: str, decay: float) -> None:
-        """copy <- decay copy + (1 - decay) trained weights."""
-        trained = dict(self.trainable_parameters())
-        for key, value in self._lagged[name].items():
-            value.lerp_(trained[key].detach().to(value.dtype), 1 - decay)
-
-    @property
-    def lagged_weights(self) -> dict[str, dict[str, torch.Tensor]]:
-        """The tensors of all lagged copies, by name of the copy and of the parameter."""
-        return self._lagged
-
-    @contextmanager
-    def lagged(self, name: str) -> Iterator[None]:
-        """Within it the model is a lagged copy; no weights are moved. Only without gradient."""
-        if name in self._lagged_modules:
-            trained, self.model = self.model, self._lagged_modules[name]
-            try:
-                yield
-            finally:
-                self.model = trained
-            return
-        module = getattr(self.model, "module", self.model)
-        trainable = [parameter for _, parameter in self.trainable_parameters()]
-        module.set_adapter(name)
-        try:
-            yield
-        finally:
-            module.set_adapter("default")  # peft switches requires_grad along
-            for key, parameter in module.named_parameters():
-                if f".{name}." in key:
-                    parameter.requires_grad_(False)
-            for parameter in trainable:
-                parameter.requires_grad_(True)
-
-    # sampling and scoring
 
     def conditioning(self, prompt_rows: torch.Tensor) -> Conditioning:
         """Encoded prompts of rows of the prompt file."""
@@ -305,17 +175,23 @@ class FlowPolicy:
         iteration: int,
         noise: torch.Tensor | None,
     ) -> EndpointRollout:
-        """Clean latents by a deterministic solver, from the weights that the plan names."""
+        """Clean latents by a deterministic solver, from the weights that the plan names; or those of the data set."""
+        adapter = self.adapter
+        space = {"path": adapter.path, "prediction": adapter.prediction}
+        if self.data:
+            images = self.data.images(ids)
+            clean = adapter.encode_images(to_pixels(images, *adapter.image_size))
+            return EndpointRollout(ids, images, clean, plan, (seed, iteration), **space)
         x = self.draw(seed, iteration, self.starts(ids).tolist(), -1) if noise is None else noise.to(self.device)
         velocity = self._velocity(cond, self.guidance_scale, "rollout")
         with self.lagged(plan.sampler) if plan.sampler else nullcontext():
             clean = sample_ode(velocity, x, self.grid, solver=plan.solver)
-        return EndpointRollout(ids, [], clean, plan, (seed, iteration))
+        return EndpointRollout(ids, [], clean, plan, (seed, iteration), **space)
 
-    def velocity_at(self, x: torch.Tensor, sigma: torch.Tensor, prompt_rows: torch.Tensor) -> torch.Tensor:
-        """Velocity `(B, *latent)` without guidance, float32, under the present weights, with gradient."""
+    def predict_at(self, x: torch.Tensor, sigma: torch.Tensor, prompt_rows: torch.Tensor) -> torch.Tensor:
+        """The network's output `(B, *latent)` without guidance, float32, under the present weights, with gradient."""
         self.counts["train"] += len(x)
-        return self.adapter.velocity(x, sigma, self.conditioning(prompt_rows)).float()
+        return self.adapter.predict(x, sigma, self.conditioning(prompt_rows)).float()
 
     def _warn_of_excess(self, plan: StepPlan) -> None:
         """Tells once where the sampler leaves most noise beyond what the path has."""
@@ -350,7 +226,9 @@ class FlowPolicy:
         return [image for part in latents.split(self.batch_size) for image in to_pil(self.adapter.decode(part))]
 
     def decode(self, rollout: FlowRollout | EndpointRollout) -> FlowRollout | EndpointRollout:
-        """The rollout with its images."""
+        """The rollout with its images; those of a data set are there."""
+        if rollout.completions:
+            return rollout
         return replace(rollout, completions=self.render(rollout.clean))
 
     def join(self, rollouts: list[Any]) -> FlowRollout | EndpointRollout:

@@ -35,6 +35,11 @@ class Units:
     x_next: torch.Tensor
     mean: torch.Tensor | None = None
 
+    def rows(self, index: torch.Tensor) -> Units:
+        """The units `index (B,)`, in that order."""
+        mean = None if self.mean is None else self.mean[index]
+        return replace(self, source=self.source[index], x_next=self.x_next[index], mean=mean)
+
 
 @dataclass(frozen=True)
 class FlowRollout:

@@ -74,7 +74,7 @@ def write_summary(
     )
     lines += ["", "## Settings and cost", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {value} |" for name, value in facts.items()]
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
 
 
 def _row(record: Mapping[str, Any]) -> str:

@@ -89,7 +89,7 @@ class Stage:
 
     def log(self, **record: Any) -> None:
         """Appends a line to the log and prints it."""
-        with self.log_path.open("a") as file:
+        with self.log_path.open("a", encoding="utf-8", newline="\n") as file:
             file.write(json.dumps(record) + "\n")
         print(record, flush=True)
 

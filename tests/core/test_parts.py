@@ -77,17 +77,17 @@ def test_checkpoints_are_complete_or_absent(tmp_path):
 
 def test_prompt_files(tmp_path):
     text = tmp_path / "a.txt"
-    text.write_text("a cat\n\n a dog \n")
+    text.write_text("a cat\n\n a dog \n", encoding="utf-8")
     assert read_prompts(text).prompts == ["a cat", "a dog"]
     lines = tmp_path / "b.jsonl"
-    lines.write_text('{"prompt": "x", "target": "1"}\n{"prompt": "y"}\n')
+    lines.write_text('{"prompt": "x", "target": "1"}\n{"prompt": "y"}\n', encoding="utf-8")
     prompts = read_prompts(lines)
     assert prompts.columns == {"target": ["1", None]}
     assert prompts.rows([1, 0, 1]).prompts == ["y", "x", "y"]
-    lines.write_text('{"prompt": "x"}\n{"text": "y"}\n')
+    lines.write_text('{"prompt": "x"}\n{"text": "y"}\n', encoding="utf-8")
     with pytest.raises(ValueError, match=r"b\.jsonl:2: expected an object with a text 'prompt'"):
         read_prompts(lines)
-    text.write_text("\n")
+    text.write_text("\n", encoding="utf-8")
     with pytest.raises(ValueError, match="no prompts"):
         read_prompts(text)
 
@@ -111,7 +111,7 @@ def test_metrics_file_forgets_what_a_resumed_run_will_write_again(tmp_path):
     file = MetricsFile(path)
     for iteration in (1, 2, 3):
         file.write(iteration, {"reward": float(iteration), "bad": math.nan})
-    with path.open("a") as raw:
+    with path.open("a", encoding="utf-8", newline="\n") as raw:
         raw.write('{"iteration": 4, "rew')  # killed while writing
     MetricsFile(path, keep=lambda record: record["iteration"] <= 2).write(3, {"reward": 30.0})
     assert [(r["iteration"], r["reward"]) for r in read_metrics(path)] == [(1, 1), (2, 2), (3, 30)]

@@ -25,7 +25,7 @@ def perturb(policy, scale=0.1):
 def velocity(policy):
     x, sigma = policy.noise([torch.Generator().manual_seed(0)]), torch.tensor([0.5])
     with torch.no_grad():
-        return policy.velocity_at(x, sigma, torch.tensor([0]))
+        return policy.predict_at(x, sigma, torch.tensor([0]))
 
 
 @pytest.mark.parametrize("lora", [True, False])
@@ -62,10 +62,10 @@ def test_a_gradient_taken_around_lagged_evaluations_is_whole(make_policy, lora):
 
     def gradient(around):
         policy.model.zero_grad()
-        loss = policy.velocity_at(x, sigma, rows).square().sum()
+        loss = policy.predict_at(x, sigma, rows).square().sum()
         if around:
             with torch.no_grad(), policy.lagged("old"):
-                policy.velocity_at(x, sigma, rows)
+                policy.predict_at(x, sigma, rows)
         loss.backward()
         return {name: parameter.grad.clone() for name, parameter in policy.trainable_parameters()}
 
@@ -105,7 +105,7 @@ def test_draws_depend_on_the_sample_and_not_on_the_batch(make_policy):
     a, b = (r.pick(rows, units, torch.ones(3)).inputs for r in (whole, parts))
     torch.testing.assert_close(a.x, b.x, atol=1e-5, rtol=1e-5)
     assert torch.equal(a.sigma, b.sigma)
-    torch.testing.assert_close(a.x, a.clean + a.sigma[:, None, None, None] * a.line)  # (1 - s) x0 + s eps
+    torch.testing.assert_close(a.x, a.clean + a.sigma[:, None, None, None] * a.target)  # (1 - s) x0 + s eps
     every = whole.pick(torch.zeros(3, dtype=torch.long), torch.arange(3), torch.ones(3)).inputs
     assert (every.sigma.square() * 3).floor().sort().values.tolist() == [0, 1, 2], (
         "one in each part of the distribution"

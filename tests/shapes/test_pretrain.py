@@ -23,6 +23,6 @@ def test_a_stopped_stage_goes_on_as_if_it_had_not_been_stopped(tmp_path):
     again = build_pipeline(0)
     train_vae(again, stopped, 4, **options)
     torch.testing.assert_close(weights(again), weights(whole), rtol=0, atol=0)
-    records = [json.loads(line) for line in (stopped / "vae.jsonl").read_text().splitlines()]
+    records = [json.loads(line) for line in (stopped / "vae.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [record["step"] for record in records if "loss" in record] == [2, 4]
     assert 0 <= records[-1]["strict_after_reconstruction"] <= 1

@@ -64,9 +64,9 @@ class AWM(RegressionMethod):
         from flowrl.flow.matching import awm_log_prob, mean_square
 
         names = [name for name, beta in (("average", self.beta_average), ("reference", self.beta_reference)) if beta]
-        v = self.velocities(policy, batch, "old", *names)
+        v = self.outputs(policy, batch.inputs, "old", *names)
         device = v["trained"].device
-        line, sigma = batch.inputs.line.to(device), batch.inputs.sigma.to(device)
+        line, sigma = batch.inputs.target.to(device), batch.inputs.sigma.to(device)
         log_prob, old_log_prob = (
             awm_log_prob(mean_square(v[name] - line), sigma, weighting=self.weighting, power=self.power)
             for name in ("trained", "old")

@@ -4,7 +4,7 @@ Defaults: the SD3.5-M setting (10 steps of a second-order solver, no guidance, g
 reference weight 1e-4; beta 0.1 and 25 steps for several rewards; `decay: slow` for OCR). The paper gives no FLUX.1-dev
 setting.
 Deviations from the code: times are drawn from the grid with replacement, evenly spread; the solver is DPM-Solver++(2M)
-throughout; arithmetic is float32.
+throughout; arithmetic is float32; without the reference's term, samples of advantage 0 are left out.
 NFE per sample, k draws: rollout T; update 3 k, or 2 k with beta_reference 0.
 """
 
@@ -53,6 +53,11 @@ class DiffusionNFT(RegressionMethod):
         """Only its own term asks for the reference."""
         return self.beta_reference > 0
 
+    @property
+    def skips_zero_advantages(self) -> bool:
+        """They only hold on to the old policy; the reference's term needs all units."""
+        return self.beta_reference == 0
+
     def shares(self, advantages: torch.Tensor) -> torch.Tensor:
         """r = clip(A / (2 clip) + 1/2, 0, 1) after the mode has been applied, `(B,)`."""
         import torch
@@ -72,7 +77,7 @@ class DiffusionNFT(RegressionMethod):
         """clip times the loss of the implied policies, plus the pull to the reference, `(B,)`."""
         from flowrl.flow.matching import mean_square, nft_loss
 
-        v = self.velocities(policy, batch, "old", *(["reference"] if self.needs_reference else []))
+        v = self.outputs(policy, batch.inputs, "old", *(["reference"] if self.needs_reference else []))
         u, device = batch.inputs, v["trained"].device
         fit = self.advantage_clip * nft_loss(
             v["trained"],

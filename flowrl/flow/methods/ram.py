@@ -49,9 +49,9 @@ class RAM(RegressionMethod):
         """Mean square distance to the target, `(B,)`."""
         from flowrl.flow.matching import mean_square, ram_target
 
-        v = self.velocities(policy, batch, "reference", "old")
+        v = self.outputs(policy, batch.inputs, "reference", "old")
         device = v["trained"].device
-        line, advantages = batch.inputs.line.to(device), batch.advantages.to(device)
+        line, advantages = batch.inputs.target.to(device), batch.advantages.to(device)
         target = ram_target(v["reference"], v["old"], line, advantages, multiplier=self.multiplier)
         loss = mean_square(v["trained"] - target)
         drift = mean_square(v["trained"].detach() - v["reference"])

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from flowrl.core.types import UnitBatch
     from flowrl.flow.endpoints import EndpointPlan, NoisedUnits
 
 
@@ -64,6 +63,8 @@ class RegressionMethod(RewardedMethod):
 
     lagged_copies: ClassVar[tuple[str, ...]] = ()
     """Copies of the weights that follow the trained ones."""
+    data_images: ClassVar[int] = 2
+    """Images of a row of a data set (`data.pairs`) that it learns from: winner and loser, or the winner only."""
 
     solver: Literal["euler", "heun", "dpmpp_2m"] = "euler"
     """Of the rollouts."""
@@ -75,6 +76,8 @@ class RegressionMethod(RewardedMethod):
     """Distribution of the times."""
     stratified: bool = True
     """The times of an endpoint are spread evenly over their distribution."""
+    shared_noise: bool = False
+    """The samples of a group get the same times and noises; as advantages sum to 0, much of the noise cancels."""
 
     def problems(self, rollout: RolloutSection) -> list[str]:
         """An old sampler where no copy is kept."""
@@ -93,6 +96,7 @@ class RegressionMethod(RewardedMethod):
                 even=self.stratified,
                 solver=self.solver,
                 sampler="old" if self.sampler == "old" else None,
+                shared=self.shared_noise,
             )
         ]
 
@@ -109,14 +113,13 @@ class RegressionMethod(RewardedMethod):
         count = max(1, int((len(grid) - 1) * section.fraction))
         return matching.grid_times(u, grid[:count].tolist())
 
-    def velocities(self, policy: Any, batch: UnitBatch, *frozen: str) -> dict[str, torch.Tensor]:
-        """Velocities at the draws: "trained" with gradient; "reference" and lagged copies, as named, without."""
+    def outputs(self, policy: Any, u: NoisedUnits, *frozen: str) -> dict[str, torch.Tensor]:
+        """The network's at the draws: "trained" with gradient; "reference" and lagged copies, as named, without."""
         import torch
 
-        u: NoisedUnits = batch.inputs
         x, sigma = u.x.to(policy.device), u.sigma.to(policy.device)
         found = {}
         for name in frozen:
             with torch.no_grad(), policy.reference() if name == "reference" else policy.lagged(name):
-                found[name] = policy.velocity_at(x, sigma, u.cond)
-        return found | {"trained": policy.velocity_at(x, sigma, u.cond)}
+                found[name] = policy.predict_at(x, sigma, u.cond)
+        return found | {"trained": policy.predict_at(x, sigma, u.cond)}

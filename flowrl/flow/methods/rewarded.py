@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -23,6 +23,9 @@ Scale = Literal["group", "batch", "none"]
 class RewardedMethod(MethodConfig):
     """Learns from advantages within groups."""
 
+    needs_data: ClassVar[bool] = False
+    """Whether it learns from a data set (`data.pairs`) only."""
+
     preference: bool = False
     """Replace each reward by the share of its group that the sample beats."""
     reward_aggregation: Aggregation = "sum"
@@ -35,6 +38,11 @@ class RewardedMethod(MethodConfig):
     """The floor is a share of the std of all values, for step rewards, which are smaller than an image's."""
     advantage_clip: float = Field(5.0, gt=0)
     """Advantages are clamped to plus or minus this."""
+
+    @property
+    def skips_zero_advantages(self) -> bool:
+        """Whether units of advantage 0 add nothing to the loss."""
+        return False
 
     def start(self, policy: Any, score: Score, ids: SampleIds, *, seed: int, iteration: int) -> torch.Tensor | None:
         """Initial noise is simply drawn."""

@@ -6,38 +6,32 @@ NFE per sample, k draws, n of G kept: rollout T; update k n / G, twice that with
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
 from flowrl.config import RolloutSection
 
-from .regression import RegressionMethod
+from .sft import SFT
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from flowrl.core.policy import Policy
-    from flowrl.core.types import Scores, UnitBatch
+    from flowrl.core.types import Scores
 
 
-class RFT(RegressionMethod):
+class RFT(SFT):
     """Rejection fine-tuning: the best samples of each group are the data of plain flow matching."""
 
     paper: ClassVar[str] = "Flow-GRPO's code"
     nfe: ClassVar[str] = "T + 0 + k n/G"
+    data_images: ClassVar[int] = 2
+    needs_data: ClassVar[bool] = False
 
-    name: Literal["rft"] = "rft"
+    name: Literal["rft"] = "rft"  # type: ignore[assignment]
     num_kept: int = Field(1, ge=1)
     """Samples of a group that are kept, those above its mean only."""
-    beta_reference: float = Field(0.0, ge=0)
-    """Weight of the square distance to the reference velocity."""
-
-    @property
-    def needs_reference(self) -> bool:
-        """Only its own term asks for the reference."""
-        return self.beta_reference > 0
 
     def problems(self, rollout: RolloutSection) -> list[str]:
         """More are kept than there are."""
@@ -55,15 +49,3 @@ class RFT(RegressionMethod):
             best = rows[advantages[rows, 0].argsort(descending=True, stable=True)[: self.num_kept]]
             keep[best] = advantages[best] > 0
         return keep
-
-    def loss(self, policy: Policy, batch: UnitBatch) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Mean square distance to eps - x0, plus the pull to the reference, `(B,)`."""
-        from flowrl.flow.matching import mean_square
-
-        v = self.velocities(policy, batch, *(["reference"] if self.needs_reference else []))
-        loss = mean_square(v["trained"] - batch.inputs.line.to(v["trained"].device))
-        metrics = {"policy_loss": loss.detach()}
-        if self.needs_reference:
-            drift = mean_square(v["trained"] - v["reference"])
-            loss, metrics["velocity_drift"] = loss + self.beta_reference * drift, drift.detach()
-        return loss, metrics

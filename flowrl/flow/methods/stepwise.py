@@ -132,6 +132,11 @@ class StepwiseMethod(RewardedMethod):
         return self.beta > 0
 
     @property
+    def skips_zero_advantages(self) -> bool:
+        """The KL term needs all units."""
+        return self.beta == 0
+
+    @property
     def needs_means(self) -> bool:
         """Whether the loss compares with the sampler's means."""
         return self.surrogate in ("guard", "divergence")
