@@ -15,7 +15,7 @@ export TOKENIZERS_PARALLELISM = false
 # a finished run is left alone, a stopped one goes on
 train: .venv/.installed
 	@if [ -f $(RUN)/summary.md ]; then echo "$(RUN) is done: see $(RUN)/summary.md, or delete the folder to run again"; \
-	elif ls $(RUN)/checkpoints/*/state.pt >/dev/null 2>&1; then $(BIN)/flowrl train --resume $(RUN); \
+	elif ls $(RUN)/checkpoints/*/manifest.json >/dev/null 2>&1; then $(BIN)/flowrl train --resume $(RUN); \
 	else $(BIN)/flowrl train output_dir=$(RUN); fi
 
 test: .venv/.installed-dev lint types

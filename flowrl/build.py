@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,14 @@ from PIL import Image
 
 from flowrl.catalog import PIPELINES, find_prompts
 from flowrl.config import Config, load_config, load_run_config
-from flowrl.core.checkpoint import list_checkpoints, load_checkpoint
+from flowrl.core.checkpoint import load_newest
 from flowrl.core.combine import weighted_sum
 from flowrl.core.controllers import SelfPaced
 from flowrl.core.evaluation import Evaluation
 from flowrl.core.evaluation import evaluate as evaluate_prompts
+from flowrl.core.fingerprint import of_tensors
 from flowrl.core.groups import iteration_ids
+from flowrl.core.manifest import made_of
 from flowrl.core.pairs import read_pairs
 from flowrl.core.policy import Rollout
 from flowrl.core.prompts import PromptSet, read_prompts
@@ -26,6 +28,7 @@ from flowrl.core.random import numpy_generator, torch_generator
 from flowrl.core.scoring import Reward, Scorer
 from flowrl.core.trainer import Settings, check_groups
 from flowrl.core.types import SampleIds
+from flowrl.core.update import copy_into
 from flowrl.errors import ConfigError
 from flowrl.flow.calibrate import CalibrationRound
 from flowrl.flow.calibrate import calibrate as run_calibration
@@ -34,7 +37,8 @@ from flowrl.flow.data import PairData
 from flowrl.flow.methods.stepwise import StepwiseMethod
 from flowrl.flow.policy import FlowPolicy, to_pil
 from flowrl.flow.steps import AllSteps
-from flowrl.rewards.base import build_rewards
+from flowrl.resume import BY_CONTENT, changes, refuse
+from flowrl.rewards.base import build_reward, build_rewards
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -56,8 +60,14 @@ def build_accelerator(config: Config) -> Accelerator:
     return Accelerator(mixed_precision=precision, cpu=use_cpu)
 
 
-def build_policy(config: Config, prompts: PromptSet, device: torch.device | str = "cpu") -> FlowPolicy:
-    """The policy of a config, with its trainable weights as they are before training."""
+def build_policy(
+    config: Config, prompts: PromptSet, device: torch.device | str = "cpu", *, start: bool = True
+) -> FlowPolicy:
+    """The policy of a config, with its trainable weights as they are before training.
+
+    Args:
+        start: load `model.start_from`; not needed where the weights come from a checkpoint anyway.
+    """
     model, method, share = config.model, config.method, config.rollout.share_initial_noise
     adapter = PIPELINES.load(model.family).load(
         model.path,
@@ -80,12 +90,45 @@ def build_policy(config: Config, prompts: PromptSet, device: torch.device | str 
         batch_size=config.rollout.batch_size,
         device=device,
     )
+    policy.base_fingerprint = of_tensors(_all_tensors(adapter.pipe))
     if model.lora:
         policy.add_lora(model.lora.rank, model.lora.alpha, model.lora.targets, seed=config.seed)
     else:
         policy.train_all(keep_reference=method.needs_reference)
+    if model.start_from and start:
+        _start_from(policy, config)
     policy.keep_lagged(getattr(method, "lagged_copies", ()))
     return policy
+
+
+def _all_tensors(pipe: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    for name, part in sorted(pipe.components.items()):
+        if isinstance(part, torch.nn.Module):
+            yield from ((f"{name}.{key}", value) for key, value in part.state_dict().items())
+
+
+def _start_from(policy: FlowPolicy, config: Config) -> None:
+    """Copies the weights of the run `model.start_from` into the policy.
+
+    Raises:
+        ConfigError: it trained another model, or other weights of it.
+    """
+    model, run = config.model, Path(str(config.model.start_from))
+    checkpoint, _, stored = _stored_weights(run, "auto")
+    made = made_of(checkpoint)
+    if made["inputs"]["model"] != policy.base_fingerprint:
+        raise ConfigError(f"model.start_from={str(run)!r} trained another model than model.path={model.path!r}")
+    lora = load_config(made["config"], check_rewards=False).model.lora
+    if lora != model.lora:
+        raise ConfigError(
+            f"model.start_from={str(run)!r} trained {_weights_text(lora)}, but this run trains "
+            f"{_weights_text(model.lora)}: they must be the same"
+        )
+    copy_into(dict(policy.trainable_parameters()), stored, str(checkpoint))
+
+
+def _weights_text(lora: Any) -> str:
+    return f"a LoRA ({lora.model_dump()})" if lora else "all weights"
 
 
 def load_policy(
@@ -99,38 +142,42 @@ def load_policy(
     Raises:
         ConfigError: `run` is not the folder of a run, or does not have these weights.
     """
-    config = load_run_config(run)
+    config = load_run_config(run, check_rewards=False)
     return load_weights(Path(run), config, weights, device)[0], config
 
 
 def load_weights(
     run: Path, config: Config, weights: str, device: torch.device | str, prompts: PromptSet | None = None
 ) -> tuple[FlowPolicy, str]:
-    """The policy, and what `weights` means in this run: "raw", "ema" or "base"."""
-    name, stored = _stored_weights(run, weights)
-    policy = build_policy(config, prompts or PromptSet([""], {}), device)
-    with torch.no_grad():
-        for key, parameter in policy.trainable_parameters():
-            if name != "base":
-                parameter.copy_(stored[key])
+    """The policy, and what `weights` means in this run: "raw", "ema" or "base".
+
+    Raises:
+        ConfigError: the run does not have these weights, or they belong to another model than its config says.
+    """
+    name, stored = "base", dict[str, torch.Tensor]()
+    if weights != "base":
+        _, name, stored = _stored_weights(run, weights, config)
+    policy = build_policy(config, prompts or PromptSet([""], {}), device, start=weights == "base")
+    if weights != "base":
+        copy_into(dict(policy.trainable_parameters()), stored, str(run))
     if config.model.dtype != "float32":
         policy.model.to(_DTYPES[config.model.dtype])
     return policy, name
 
 
-def _stored_weights(run: Path, weights: str) -> tuple[str, dict[str, torch.Tensor]]:
-    """What `weights` means in this run, and those tensors of its newest checkpoint."""
-    if weights == "base":
-        return "base", {}
-    checkpoints = list_checkpoints(run / "checkpoints")
-    if not checkpoints:
-        raise ConfigError(f"{str(run)!r} has no complete checkpoint yet")
-    stored, _ = load_checkpoint(checkpoints[-1])
+def _stored_weights(run: Path, weights: str, config: Config | None = None) -> tuple[Path, str, dict[str, torch.Tensor]]:
+    """The newest checkpoint, what `weights` means in this run, and those tensors."""
+    if not run.is_dir():
+        raise ConfigError(f"{str(run)!r} is not the folder of a run")
+    checkpoint, stored, _ = load_newest(run / "checkpoints")
+    if config is not None:
+        found = [change for change in changes(checkpoint, config) if change[0].startswith(("model.", "method.name"))]
+        refuse(found, run, BY_CONTENT)
     name = ("ema" if "ema" in stored else "raw") if weights == "auto" else weights
     file = "policy" if name == "raw" else name
     if file not in stored:
         raise ConfigError(f"{str(run)!r} keeps no {name} weights; it keeps {', '.join(sorted(stored))}")
-    return name, stored[file]
+    return checkpoint, name, stored[file]
 
 
 def training_data(config: Config) -> tuple[PromptSet, PairData | None]:
@@ -148,13 +195,18 @@ def eval_prompts(config: Config) -> PromptSet:
     return prompts.rows([row for row in rows for _ in range(config.eval.num_images)])
 
 
-def judging_rewards(config: Config) -> list[Reward]:
+def judging_rewards(config: Config, trained: Sequence[Reward] = ()) -> list[Reward]:
     """The rewards that judge samples one by one; those that compare pairs or read labels only train.
+
+    Args:
+        trained: rewards of the `rewards` section that are built already, and are not built again.
 
     Raises:
         ConfigError: there are none.
     """
-    found = [reward for reward in build_rewards(config.eval_rewards) if reward.judges_samples]
+    known = {reward.name: reward for reward in trained}
+    built = [known.get(section.name) or build_reward(section) for section in config.eval_rewards]
+    found = [reward for reward in built if reward.judges_samples]
     if not found:
         raise ConfigError(
             "all rewards compare pairs or read labels, so nothing judges a single sample; name one that does, for "
@@ -167,17 +219,23 @@ def evaluate_policy(
     policy: FlowPolicy,
     config: Config,
     prompts: PromptSet,
+    scorer: Scorer,
     accelerator: Accelerator,
     *,
     weights: str,
+    check: Callable[[], None] = lambda: None,
 ) -> Evaluation:
-    """Judges a policy: the stock sampler, the noise of each prompt fixed by (seed, row)."""
+    """Judges a policy: the stock sampler, the noise of each prompt fixed by (seed, row).
+
+    Args:
+        check: called before each batch; it may end the evaluation by an exception.
+    """
 
     def sample(rows: Sequence[int]) -> tuple[list[Image.Image], torch.Tensor]:
+        check()
         images = sample_rows(policy, config, prompts, accelerator, rows)
         return to_pil(images), images
 
-    scorer = Scorer(judging_rewards(config))
     return evaluate_prompts(sample, prompts, scorer, accelerator, batch_size=config.eval.batch_size, weights=weights)
 
 
@@ -204,10 +262,9 @@ def evaluate(run: str | Path, *, weights: str = "auto", **overrides: Any) -> tup
     config = load_run_config(run)
     if overrides:
         config = load_config(config.model_dump() | {"eval": config.eval.model_dump() | overrides})
-    accelerator = build_accelerator(config)
+    accelerator, prompts, scorer = build_accelerator(config), eval_prompts(config), Scorer(judging_rewards(config))
     policy, name = load_weights(Path(run), config, weights, accelerator.device)
-    prompts = eval_prompts(config)
-    return prompts, evaluate_policy(policy, config, prompts, accelerator, weights=name)
+    return prompts, evaluate_policy(policy, config, prompts, scorer, accelerator, weights=name)
 
 
 def build_controller(config: Config) -> SelfPaced | None:

@@ -14,9 +14,10 @@ from rich.table import Table
 from flowrl import __version__
 from flowrl.catalog import METHODS, REWARDS, method_deviations, method_notes, method_row
 from flowrl.config import EvalSection, check_files, load_config, load_run_config
-from flowrl.errors import ConfigError, FlowrlError
+from flowrl.errors import ConfigError, FlowrlError, Interrupted
 from flowrl.overrides import apply_override
 from flowrl.registry import suggest
+from flowrl.resume import resumed_config
 
 app = typer.Typer(
     help="Aligns diffusion and flow-matching models with rewards.",
@@ -44,25 +45,27 @@ def _split(arguments: list[str] | None) -> tuple[str | None, list[str]]:
 @app.command(context_settings=_PASS_ON)
 def train(
     arguments: Overrides = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this folder.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with the run in this folder, perhaps with other overrides.")
+    ] = None,
 ) -> None:
     """Train. Without arguments: Flow-GRPO on the shapes world, a few minutes on two CPU cores.
 
     Example: [bold]flowrl train my.yaml optimizer.learning_rate=1e-4 output_dir=runs/mine[/]
-    """
-    if resume is not None:
-        if arguments:
-            raise ConfigError("--resume goes on with the run's own config; it takes no further arguments")
-        load_run_config(resume)
-        from flowrl.run import train as start
 
-        start(resume=resume)
-        return
-    config = load_config(*_split(arguments))
-    check_files(config)
+    Ctrl-C or SIGTERM stops where the run can go on, and saves it: [bold]flowrl train --resume runs/mine[/]
+    """
+    source, overrides = _split(arguments)
+    if resume is not None and source is not None:
+        raise ConfigError(f"--resume goes on with the run's own config; it takes overrides, but no config {source!r}")
+    config = resumed_config(resume, overrides)[0] if resume is not None else load_config(source, overrides)
+    check_files(config, resume=resume is not None)
     from flowrl.run import train as start
 
-    start(config)
+    try:
+        start(config, overrides if resume is not None else (), resume=resume)
+    except Interrupted as stop:
+        raise SystemExit(128 + stop.signal) from None
 
 
 @app.command("eval", context_settings=_PASS_ON)
@@ -269,7 +272,7 @@ def main(arguments: list[str] | None = None) -> Any:
     sys.path.append(str(Path.cwd()))  # rewards of one's own may lie in the working folder
     try:
         return app(arguments)
-    except (FlowrlError, FileNotFoundError) as error:
+    except (FlowrlError, OSError) as error:
         console = Console(stderr=True)
         console.print("error ", style="bold red", end="")
         console.print(str(error), markup=False, highlight=False, soft_wrap=True)

@@ -7,19 +7,28 @@ and refuses what it does not know, with the nearest name.
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializeAsAny,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 
 from .catalog import METHODS, PIPELINES, REWARDS, find_config, find_model, find_prompts
 from .core.pairs import read_pairs
 from .core.prompts import read_prompts
 from .errors import ConfigError
 from .explain import explain
+from .folder import check_new
 from .overrides import apply_override
 from .registry import import_string, suggest
 
@@ -87,6 +96,9 @@ class ModelSection(Section):
     """Length of the T5 part of the prompt."""
     lora: LoraSection | None = None
     """Train a LoRA; null trains all weights of the denoiser."""
+    start_from: str | None = None
+    """Folder of a run of the same model and kind of weights, whose newest ones (their average, if it keeps one) are the
+    start; the reference stays the model itself."""
 
 
 class DataSection(Section):
@@ -261,9 +273,11 @@ class Config(Section):
         return tree
 
     @model_validator(mode="after")
-    def _check(self) -> Config:
+    def _check(self, info: ValidationInfo) -> Config:
         found = self.method.problems(self.rollout)
         found += self._check_groups() + self._check_names() + self._check_data()
+        if (info.context or {}).get("check_rewards", True):
+            found += [line for reward in [*self.rewards, *self.eval.rewards] for line in _reward_problem(reward.name)]
         if found:
             raise ValueError("\n".join(found))
         return self
@@ -303,8 +317,13 @@ class Config(Section):
         elif not any(reward.weight for reward in self.rewards):
             found.append("rewards: all weights are 0, so there is nothing to learn")
         found += [f"rewards: {name!r} is named twice" for name in sorted({n for n in names if names.count(n) > 1})]
-        for reward in [*self.rewards, *self.eval.rewards]:
-            found += _reward_problem(reward.name)
+        trained = {reward.name: reward.params for reward in self.rewards}
+        found += [
+            f"eval.rewards: {reward.name!r} is a training reward with params {trained[reward.name]}, and is evaluated "
+            f"with these, not with {reward.params}"
+            for reward in self.eval.rewards
+            if trained.get(reward.name, reward.params) != reward.params
+        ]
         if self.reward_schedule:
             found += [
                 f"reward_schedule.order: {name!r} is not among the rewards; {suggest(name, names)}"
@@ -329,7 +348,7 @@ def _reward_problem(name: str) -> list[str]:
     if ":" in name:
         try:
             target = import_string(name)
-        except Exception as error:  # whatever the user's module does
+        except (Exception, SystemExit) as error:  # whatever the user's module does
             return [f"reward {name!r} cannot be loaded: {type(error).__name__}: {error}"]
         return [] if callable(target) else [f"reward {name!r} is a {type(target).__name__}, not a function or class"]
     if name in REWARDS:
@@ -337,12 +356,15 @@ def _reward_problem(name: str) -> list[str]:
     return [f"unknown reward {name!r}; {suggest(name, list(REWARDS))}; your own is named 'package.module:attribute'"]
 
 
-def load_config(source: str | Path | dict[str, Any] | None = None, overrides: Sequence[str] = ()) -> Config:
+def load_config(
+    source: str | Path | dict[str, Any] | None = None, overrides: Sequence[str] = (), *, check_rewards: bool = True
+) -> Config:
     """Reads a config.
 
     Args:
         source: YAML file, name of a config that comes with flowrl, or a dict; default: the shapes run.
         overrides: `dotted.key=value`, values in YAML.
+        check_rewards: import what the rewards name; not needed where nothing is scored.
 
     Raises:
         ConfigError: anything unknown, of the wrong type or impossible, all of it in one message.
@@ -360,13 +382,13 @@ def load_config(source: str | Path | dict[str, Any] | None = None, overrides: Se
     for override in overrides:
         apply_override(tree, override)
     try:
-        return Config.model_validate(tree)
+        return Config.model_validate(tree, context={"check_rewards": check_rewards})
     except ValidationError as error:
         raise ConfigError("\n".join(explain(item, Config) for item in error.errors())) from None
 
 
-def load_run_config(run: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """The resolved config in the folder of a run, with `overrides` as of `load_config`.
+def load_run_config(run: str | Path, overrides: Sequence[str] = (), *, check_rewards: bool = True) -> Config:
+    """The resolved config in the folder of a run; the other arguments are those of `load_config`.
 
     Raises:
         ConfigError: there is none.
@@ -377,7 +399,7 @@ def load_run_config(run: str | Path, overrides: Sequence[str] = ()) -> Config:
     tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} holds no config; was it cut off?")
-    return load_config(tree, overrides)
+    return load_config(tree, overrides, check_rewards=check_rewards)
 
 
 def check_files(config: Config, *, resume: bool = False) -> None:
@@ -394,16 +416,7 @@ def check_files(config: Config, *, resume: bool = False) -> None:
             f"data.pairs={config.data.pairs!r} has no losers, which method.name={config.method.name} needs"
         )
     find_model(config.model.path)
-    output = Path(config.output_dir)
-    if resume:
-        return
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise ConfigError(
-            f"output_dir={config.output_dir!r} exists already: choose another, delete it, or continue it with "
-            f"`flowrl train --resume {config.output_dir}`"
-        )
-    parent = next(folder for folder in (output, *output.absolute().parents) if folder.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise ConfigError(f"output_dir={config.output_dir!r}: cannot write in {str(parent)!r}")
+    if not resume:
+        check_new(Path(config.output_dir))
     if config.log.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise ConfigError("log.tensorboard=true needs the extra: pip install 'flowrl[tensorboard]'")

@@ -6,8 +6,9 @@ Shapes: `N` prompts, `R` reward columns.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,6 +36,26 @@ class Evaluation:
     def means(self) -> dict[str, float]:
         """Mean of each column over the prompts that have a score."""
         return {name: column.nanmean().item() for name, column in zip(self.names, self.table.T, strict=True)}
+
+
+def save_evaluation(path: Path, evaluation: Evaluation, made_of: Mapping[str, Any]) -> None:
+    """Stores an evaluation, without its completions, and what it was made of: plain data."""
+    kept = {name: getattr(evaluation, name) for name in ("names", "table", "weights", "diversity")}
+    partial = path.with_suffix(".partial")
+    torch.save(kept | {"made_of": dict(made_of)}, partial)
+    partial.replace(path)
+
+
+def load_evaluation(path: Path, made_of: Mapping[str, Any]) -> Evaluation | str:
+    """A stored evaluation, or why it is of no use: it cannot be read, or was made of something else."""
+    try:
+        stored = torch.load(path, weights_only=True)
+        old = stored.pop("made_of")
+        evaluation = Evaluation(completions=[], **stored)
+    except Exception as error:  # whatever a broken file leads to
+        return f"{path.name} cannot be read ({type(error).__name__})"
+    other = sorted(name for name in {**old, **made_of} if old.get(name) != made_of.get(name))
+    return f"{', '.join(other)} changed since" if other else evaluation
 
 
 def evaluate(

@@ -1,7 +1,8 @@
 """Calls rewards and builds the reward table. A missing score is NaN, never 0.
 
 A reward is any object called as `reward(prompts=..., completions=..., **columns)` that returns one float, or None for
-"no score", for each completion: TRL's contract. Columns are the fields of the prompt file, as lists.
+"no score", for each completion: TRL's contract. Columns are the fields of the prompt file, as lists. Each reward gets
+its own copies, so that one that changes what it is given does not change what the next one sees.
 
 A reward with an attribute `pairwise = True` is called with `opponents=...` besides and returns how surely each
 completion beats its opponent, in [0, 1] (0.5 a tie); its column is the share of wins within a group. One with
@@ -10,6 +11,7 @@ completion beats its opponent, in [0, 1] (0.5 a tie); its column is the share of
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -18,6 +20,7 @@ from itertools import combinations
 from typing import Any
 
 import torch
+from PIL import Image
 
 from flowrl.errors import RewardError
 
@@ -41,6 +44,11 @@ class Reward:
         return not self.pairwise and not getattr(self.function, "labels_only", False)
 
 
+def _own(value: Any) -> Any:
+    """A copy that may be changed; an image's own `copy` is faster than a deep one."""
+    return value.copy() if isinstance(value, Image.Image) else copy.deepcopy(value)
+
+
 def call_reward(
     reward: Reward, prompts: list[str], completions: list[Any], columns: dict[str, list[Any]]
 ) -> list[float]:
@@ -49,9 +57,11 @@ def call_reward(
     Raises:
         RewardError: an exception inside the reward, a wrong number of scores, or something that is no number.
     """
+    given = {"prompts": prompts, "completions": completions, **columns}
     try:
-        values = list(reward.function(prompts=prompts, completions=completions, **columns))
-    except Exception as error:
+        with torch.set_grad_enabled(torch.is_grad_enabled()):  # whatever the reward leaves it at
+            values = list(reward.function(**{name: [_own(value) for value in given[name]] for name in given}))
+    except (Exception, SystemExit) as error:  # a reward that ends the process is no success
         raise RewardError(f"reward {reward.name!r} failed: {type(error).__name__}: {error}") from error
     if len(values) != len(completions):
         raise RewardError(f"reward {reward.name!r} returned {len(values)} scores for {len(completions)} completions")

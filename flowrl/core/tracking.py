@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,12 @@ class MetricsFile:
     runs can be compared byte for byte.
     """
 
-    def __init__(self, path: Path, *, keep: Callable[[dict[str, Any]], bool] | None = None):
-        """Opens the file; when resuming, drops the records that `keep` refuses."""
+    def __init__(self, path: Path, *, records: Sequence[Mapping[str, Any]] | None = None):
+        """Opens the file; `records` replace what it holds, for a run that goes on from an earlier point."""
         self.path = path
-        if keep is not None:
-            kept = [record for record in read_metrics(path) if keep(record)]
+        if records is not None:
             partial = path.with_suffix(".partial")
-            partial.write_text("".join(_line(record) for record in kept), encoding="utf-8", newline="\n")
+            partial.write_text("".join(map(_line, records)), encoding="utf-8", newline="\n")
             partial.replace(path)
 
     def write(self, iteration: int, metrics: Mapping[str, Any]) -> None:

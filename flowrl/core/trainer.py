@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -19,11 +19,12 @@ from accelerate import Accelerator
 from flowrl.errors import ConfigError, RewardError
 
 from .advantages import zero_std_fraction
-from .checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
+from .checkpoint import forget_newer, load_newest, save_checkpoint
 from .combine import weighted_sum
 from .controllers import Controller
 from .distributed import gather_rows, shard
 from .groups import iteration_ids, plan_batches
+from .manifest import list_checkpoints
 from .policy import Method, Policy, Rollout
 from .prompts import PromptSet
 from .random import numpy_generator
@@ -65,6 +66,11 @@ class Trainer:
         on_iteration: called with (iteration, metrics, seconds by phase) after each iteration, on every rank.
         folder: of the run; checkpoints go to `folder/checkpoints`.
         controller: moves the rewards' weights in the course of training; fixed weights by default.
+        made_of: what the run is made of, stored with its checkpoints; see `flowrl.core.manifest`.
+
+    `check` and `between` may be set: the first is called where the run may be stopped by an exception, with
+    `together=True` where all ranks do so; the second after `on_iteration`, for what can be done again. `dirty` says
+    that an iteration's update is under way, so that there is nothing to save.
 
     Raises:
         ConfigError: what `check_groups` finds.
@@ -81,13 +87,18 @@ class Trainer:
         folder: Path,
         on_iteration: Callable[[int, dict[str, float], dict[str, float]], None] | None = None,
         controller: Controller | None = None,
+        made_of: Mapping[str, Any] | None = None,
     ):
         check_groups(settings, method, scorer, accelerator.num_processes)
         self.controller = controller
         self.settings, self.policy, self.method, self.scorer = settings, policy, method, scorer
         self.prompts, self.accelerator, self.folder = prompts, accelerator, folder
         self.on_iteration = on_iteration or (lambda iteration, metrics, seconds: None)
+        self.made_of = made_of or {}
+        self.check: Callable[..., None] = lambda together=False: None
+        self.between: Callable[[], None] = lambda: None
         self.iteration = 0
+        self.dirty = False
         self.reward_calls = 0
         self.seconds: dict[str, float] = defaultdict(float)
         self.updater = Updater(settings, policy, method, accelerator)
@@ -98,10 +109,14 @@ class Trainer:
         """Trains from `self.iteration` to the last one, and leaves a checkpoint."""
         every = self.settings.checkpoint_every
         while self.iteration < self.settings.iterations:
+            self.check(together=True)
             self.seconds = defaultdict(float)
-            metrics = self._iterate()
+            with torch.enable_grad():  # whatever a reward's module left it at
+                metrics = self._iterate()
             self.iteration += 1
             self.on_iteration(self.iteration, metrics, dict(self.seconds))
+            self.dirty = False
+            self.between()
             if self.iteration == self.settings.iterations or (every and self.iteration % every == 0):
                 self.save()
 
@@ -135,6 +150,8 @@ class Trainer:
                 missing,
                 table.shape[0] * table.shape[1],
             )
+        self.check()
+        self.dirty = True
         if self.controller:
             metrics |= self.controller.update(dict(zip(self.scorer.names, table[:, -1].T.tolist(), strict=True)))
         with self._clock("update"):
@@ -155,6 +172,7 @@ class Trainer:
             noise = self.method.start(self.policy, self._score, ids, seed=s.seed, iteration=self.iteration)
         rollouts, futures = [], []
         for plan, rows in plan_batches(ids, plans, s.num_prompts, s.rollout_batch_size, shift=self.iteration):
+            self.check()
             with self._clock("rollout"), self.accelerator.autocast():
                 start = None if noise is None else noise[rows]
                 rollout = self.policy.rollout(ids[rows], plan, seed=s.seed, iteration=self.iteration, noise=start)
@@ -215,30 +233,34 @@ class Trainer:
             yield "ema" if ema else "raw"
 
     def save(self) -> None:
-        """Writes a checkpoint, on the main process."""
-        if not self.accelerator.is_main_process:
+        """Writes a checkpoint of this iteration, unless there is one, on the main process.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        folder = self.folder / "checkpoints"
+        if not self.accelerator.is_main_process or folder / f"{self.iteration:06d}" in list_checkpoints(folder):
             return
         weights, state = self.updater.state()
         if self.controller:
             state["controller"] = self.controller.state_dict()
-        folder = self.folder / "checkpoints"
-        save_checkpoint(folder, self.iteration, weights, state, keep=self.settings.keep_checkpoints)
+        keep = self.settings.keep_checkpoints
+        save_checkpoint(folder, self.iteration, weights, state, keep=keep, made_of=self.made_of)
 
-    def resume(self) -> None:
-        """Goes back to the newest checkpoint of the folder.
+    def resume(self) -> Path:
+        """Goes back to the newest whole checkpoint of the folder, and returns it; broken newer ones are deleted.
 
         Raises:
-            FileNotFoundError: there is none.
-            ValueError: it belongs to other parameters than those trained now.
+            CheckpointError: there is none, or it belongs to other parameters than those trained now.
         """
-        checkpoints = list_checkpoints(self.folder / "checkpoints")
-        if not checkpoints:
-            raise FileNotFoundError(f"no complete checkpoint in {self.folder / 'checkpoints'}")
-        weights, state = load_checkpoint(checkpoints[-1])
-        self.updater.load(weights, state, str(checkpoints[-1]))
+        path, weights, state = load_newest(self.folder / "checkpoints")
+        if self.accelerator.is_main_process:
+            forget_newer(path)
+        self.updater.load(weights, state, str(path))
         if self.controller:
             self.controller.load_state_dict(state["controller"])
         self.iteration = state["iteration"]
+        return path
 
 
 def check_groups(settings: Settings, method: Any, scorer: Scorer, num_processes: int) -> None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import Accelerator
+
+from flowrl.errors import CheckpointError
 
 from .ema import EMA
 from .policy import Method, Policy, Rollout
@@ -183,13 +185,13 @@ class Updater:
         """Goes back to what `state` gave.
 
         Raises:
-            ValueError: it belongs to other parameters than those trained now; `where` says what.
+            CheckpointError: it belongs to other parameters than those trained now; `where` says what.
         """
-        _copy_into(self.parameters, weights["policy"], where)
+        copy_into(self.parameters, weights["policy"], where)
         for name, tensors in self.policy.lagged_weights.items():
-            _copy_into(tensors, weights[f"lagged_{name}"], where)
+            copy_into(tensors, weights[f"lagged_{name}"], where)
         if self.ema:
-            _copy_into(self.ema.shadow, weights["ema"], where)
+            copy_into(self.ema.shadow, weights["ema"], where)
             self.ema.num_updates = state["ema_updates"]
         self.optimizer.load_state_dict(state["optimizer"])
         self.num_steps = state["num_steps"]
@@ -206,10 +208,16 @@ def _whole_sizes(groups: list[int], limit: int) -> list[int]:
 
 
 @torch.no_grad()
-def _copy_into(targets: dict[str, Any], values: dict[str, torch.Tensor], where: str) -> None:
-    if targets.keys() != values.keys():
-        different = sorted(targets.keys() ^ values.keys())
-        raise ValueError(f"{where} holds other parameters than the run trains, for instance {different[0]!r}")
+def copy_into(targets: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor], where: str) -> None:
+    """Copies tensors by name.
+
+    Raises:
+        CheckpointError: names or shapes differ; starts with `where`.
+    """
+    other = sorted(targets.keys() ^ values.keys())
+    other += [name for name, target in targets.items() if name in values and target.shape != values[name].shape]
+    if other:
+        raise CheckpointError(f"{where} holds other parameters than are trained here, for instance {other[0]!r}")
     for name, target in targets.items():
         target.copy_(values[name])
 

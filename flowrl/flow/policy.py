@@ -54,7 +54,8 @@ class FlowPolicy(TrainedModel):
         keep_means: store the sampler's means, for methods that compare with them.
         batch_size: rows of the largest network call of a rollout and its completions.
 
-    With `data` set, endpoints are the images of that data set.
+    With `data` set, endpoints are the images of that data set. `base_fingerprint`, if known, is that of the model
+    without what is trained.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class FlowPolicy(TrainedModel):
         self.counts: Counter[str] = Counter()
         self._warned = False
         self.data: PairData | None = None
+        self.base_fingerprint = ""
         unique = sorted(set(self.prompts))
         adapter.pipe.to(self.device)
         self.table = Conditioning.concatenate([adapter.encode(unique[i : i + 64]) for i in range(0, len(unique), 64)])

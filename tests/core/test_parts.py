@@ -1,11 +1,10 @@
-"""The small parts of the trainer core: groups, random keys, EMA, checkpoints, prompt files, evaluation, records."""
+"""The small parts of the trainer core: groups, random keys, EMA, prompt files, evaluation, records."""
 
 import math
 
 import pytest
 import torch
 
-from flowrl.core.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
 from flowrl.core.distributed import shard
 from flowrl.core.ema import EMA
 from flowrl.core.evaluation import mean_pairwise_distance, paired_difference
@@ -59,22 +58,6 @@ def test_ema_by_hand_and_swap_leaves_the_weights_alone():
     assert weight.item() == 0.0
 
 
-def test_checkpoints_are_complete_or_absent(tmp_path):
-    for iteration in (1, 2, 3):
-        save_checkpoint(
-            tmp_path, iteration, {"policy": {"w": torch.full((2,), float(iteration))}}, {"seen": iteration}, keep=2
-        )
-    assert [path.name for path in list_checkpoints(tmp_path)] == ["000002", "000003"]
-    weights, state = load_checkpoint(tmp_path / "000003")
-    assert weights["policy"]["w"].tolist() == [3, 3]
-    assert state == {"iteration": 3, "seen": 3}
-    (tmp_path / ".partial-000004").mkdir()
-    (tmp_path / "000005").mkdir()  # no state in it
-    assert [path.name for path in list_checkpoints(tmp_path)] == ["000002", "000003"]
-    with pytest.raises(FileNotFoundError, match="not a checkpoint"):
-        load_checkpoint(tmp_path / "000005")
-
-
 def test_prompt_files(tmp_path):
     text = tmp_path / "a.txt"
     text.write_text("a cat\n\n a dog \n", encoding="utf-8")
@@ -113,6 +96,7 @@ def test_metrics_file_forgets_what_a_resumed_run_will_write_again(tmp_path):
         file.write(iteration, {"reward": float(iteration), "bad": math.nan})
     with path.open("a", encoding="utf-8", newline="\n") as raw:
         raw.write('{"iteration": 4, "rew')  # killed while writing
-    MetricsFile(path, keep=lambda record: record["iteration"] <= 2).write(3, {"reward": 30.0})
+    kept = [record for record in read_metrics(path) if record["iteration"] <= 2]
+    MetricsFile(path, records=kept).write(3, {"reward": 30.0})
     assert [(r["iteration"], r["reward"]) for r in read_metrics(path)] == [(1, 1), (2, 2), (3, 30)]
     assert read_metrics(path)[0]["bad"] is None
