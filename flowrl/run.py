@@ -419,7 +419,7 @@ class _Run:
             "command": f"flowrl train {self.folder / 'config.yaml'} output_dir=ANOTHER_FOLDER",
             "iterations": f"{c.iterations} of {c.rollout.num_prompts} prompts x {c.rollout.group_size} samples",
             **{
-                f"changed after iteration {change['iteration']}": f"{change['key']}: {change['from']} to {change['to']}"
+                f"{change['key']} since iteration {change['iteration']}": f"{change['to']}, before {change['from']}"
                 for change in read_metrics(self.folder / _CHANGES)
             },
             "trained": f"{trained:,} parameters, " + (f"LoRA rank {c.model.lora.rank}" if c.model.lora else "full"),

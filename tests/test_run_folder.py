@@ -234,7 +234,7 @@ def test_a_run_goes_on_under_new_settings_and_says_so(copied, capsys):
     }
     assert yaml.safe_load((copied / "config.yaml").read_text(encoding="utf-8"))["iterations"] == 3
     assert summary(copied)["n"] == 5
-    assert "| changed after iteration 2 | iterations: 2 to 3 |" in (copied / "summary.md").read_text(encoding="utf-8")
+    assert "| iterations since iteration 2 | 3, before 2 |" in (copied / "summary.md").read_text(encoding="utf-8")
     train(resume=copied)  # nothing more to say
     assert len(records(copied, "changes.jsonl")) == 4
 
