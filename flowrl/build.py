@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from accelerate.utils import GradientAccumulationPlugin
 from PIL import Image
 
 from flowrl.catalog import PIPELINES, find_prompts
@@ -40,6 +44,7 @@ from flowrl.flow.steps import AllSteps
 from flowrl.resume import BY_CONTENT, changes, refuse
 from flowrl.rewards.base import build_reward, build_rewards
 
+logger = logging.getLogger("flowrl")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -57,7 +62,33 @@ def build_accelerator(config: Config) -> Accelerator:
         raise ConfigError("model.dtype=float16 needs a GPU; on a CPU use float32")
     precision = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}[config.model.dtype]
     AcceleratorState._reset_state()  # an earlier run in this process may have had another precision
-    return Accelerator(mixed_precision=precision, cpu=use_cpu)
+    with _without_engine_variables(precision, device):
+        return Accelerator(
+            mixed_precision=precision,
+            cpu=use_cpu,
+            dynamo_backend="no",
+            gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
+        )
+
+
+@contextmanager
+def _without_engine_variables(precision: str, device: str) -> Iterator[None]:
+    """Hides variables by which accelerate would do something else than the config says, and names them."""
+    owned = {
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1",
+        "ACCELERATE_DYNAMO_BACKEND": "no",
+        "ACCELERATE_MIXED_PRECISION": precision,
+    }
+    if device != "auto":
+        owned |= {"ACCELERATE_USE_CPU": "true" if device == "cpu" else "false", "ACCELERATE_TORCH_DEVICE": device}
+    hidden = {name: os.environ.pop(name) for name in owned if name in os.environ}
+    for name, value in hidden.items():
+        if value.lower() != owned[name]:
+            logger.warning("%s=%s is not used: the config decides, for which it is %s", name, value, owned[name])
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
 
 
 def build_policy(

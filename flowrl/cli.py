@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 from rich.console import Console
 from rich.table import Table
 
@@ -15,9 +14,11 @@ from flowrl import __version__
 from flowrl.catalog import METHODS, REWARDS, method_deviations, method_notes, method_row
 from flowrl.config import EvalSection, check_files, load_config, load_run_config
 from flowrl.errors import ConfigError, FlowrlError, Interrupted
+from flowrl.fields import expand
 from flowrl.overrides import apply_override
 from flowrl.registry import suggest
 from flowrl.resume import resumed_config
+from flowrl.yaml_text import dump_yaml
 
 app = typer.Typer(
     help="Aligns diffusion and flow-matching models with rewards.",
@@ -33,20 +34,27 @@ Overrides = Annotated[
 ]
 
 
-def _split(arguments: list[str] | None) -> tuple[str | None, list[str]]:
-    """Config and overrides; the config is the one argument without "="."""
-    arguments = arguments or []
-    names = [argument for argument in arguments if "=" not in argument]
+def _path(text: str) -> Path:
+    try:
+        return Path(expand(text))
+    except ValueError as error:
+        raise ConfigError(f"{text!r}: {error}") from None
+
+
+def _split(arguments: list[str] | None) -> tuple[Path | None, list[str]]:
+    """Config and overrides; the config is the one argument without "=", or that is a file."""
+    overrides = [argument for argument in arguments or [] if "=" in argument and not Path(argument).is_file()]
+    names = [argument for argument in arguments or [] if argument not in overrides]
     if len(names) > 1:
         raise ConfigError(f"expected one config, got {', '.join(names)}; overrides are written key=value")
-    return (names[0] if names else None), [argument for argument in arguments if "=" in argument]
+    return (_path(names[0]) if names else None), overrides
 
 
 @app.command(context_settings=_PASS_ON)
 def train(
     arguments: Overrides = None,
     resume: Annotated[
-        Path | None, typer.Option(help="Go on with the run in this folder, perhaps with other overrides.")
+        Path | None, typer.Option(parser=_path, help="Go on with the run in this folder, perhaps with other overrides.")
     ] = None,
 ) -> None:
     """Train. Without arguments: Flow-GRPO on the shapes world, a few minutes on two CPU cores.
@@ -70,7 +78,7 @@ def train(
 
 @app.command("eval", context_settings=_PASS_ON)
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    run: Annotated[Path, typer.Argument(parser=_path, help="Folder of a run.")],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Fields of the eval section.")
     ] = None,
@@ -102,8 +110,10 @@ def evaluate(
 @app.command()
 def sample(
     prompts: Annotated[list[str], typer.Argument(help="One or several prompts.")],
-    run: Annotated[Path | None, typer.Option(help="Folder of a run; default: the embedded shapes model.")] = None,
-    out: Annotated[Path, typer.Option(help="PNG file to write.")] = Path("samples.png"),
+    run: Annotated[
+        Path | None, typer.Option(parser=_path, help="Folder of a run; default: the embedded shapes model.")
+    ] = None,
+    out: Annotated[Path, typer.Option(parser=_path, help="PNG file to write.")] = Path("samples.png"),
     num_images: Annotated[int, typer.Option(min=1, help="Images of each prompt.")] = 4,
     steps: Annotated[int, typer.Option(min=1, help="Sampling steps.")] = 20,
     guidance_scale: Annotated[float, typer.Option(min=0, help="Classifier-free guidance; 1 is none.")] = 1.0,
@@ -166,9 +176,11 @@ def calibrate(
 
 @app.command(context_settings=_PASS_ON)
 def pairs(
-    out: Annotated[Path, typer.Argument(help="New folder for images and pairs.jsonl.")],
+    out: Annotated[Path, typer.Argument(parser=_path, help="New folder for images and pairs.jsonl.")],
     arguments: Overrides = None,
-    run: Annotated[Path | None, typer.Option(help="Sample the model of this run; default: that of the config.")] = None,
+    run: Annotated[
+        Path | None, typer.Option(parser=_path, help="Sample the model of this run; default: that of the config.")
+    ] = None,
     num_pairs: Annotated[int, typer.Option(min=1, help="How many.")] = 2000,
     margin: Annotated[float, typer.Option(min=0, help="The rewards of a pair differ by more than this.")] = 0.0,
 ) -> None:
@@ -199,7 +211,7 @@ def methods(
         print(method_notes(name))
         print("\n" + "\n".join(f"{key}: {row[key]}" for key in ("parts", "NFE", "config") if row[key]))
         defaults = method().model_dump(mode="json", exclude={"name"})
-        print("\ndefaults:\n" + yaml.safe_dump(defaults, sort_keys=False, default_flow_style=None).rstrip())
+        print("\ndefaults:\n" + dump_yaml(defaults).rstrip())
         return
     rows = [method_row(name) for name in METHODS]
     if markdown:

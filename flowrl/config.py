@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -28,9 +27,11 @@ from .core.pairs import read_pairs
 from .core.prompts import read_prompts
 from .errors import ConfigError
 from .explain import explain
+from .fields import PathText, numbers_only, value_kind
 from .folder import check_new
 from .overrides import apply_override
 from .registry import import_string, suggest
+from .yaml_text import load_yaml
 
 
 class Section(BaseModel):
@@ -39,6 +40,14 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True, allow_inf_nan=False
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _booleans_are_no_numbers(cls, tree: Any) -> Any:
+        fields = cls.model_fields
+        if not isinstance(tree, dict):
+            return tree
+        return {k: numbers_only(v, fields[k].annotation) if k in fields else v for k, v in tree.items()}
 
 
 class MethodConfig(Section):
@@ -82,7 +91,7 @@ class LoraSection(Section):
 class ModelSection(Section):
     """The model and what of it is trained."""
 
-    path: str = "shapes-sd3"
+    path: PathText = "shapes-sd3"
     """A pipeline folder, a hub id, or a model that comes with flowrl."""
     family: str = "sd3"
     """Which pipeline adapter to use."""
@@ -96,7 +105,7 @@ class ModelSection(Section):
     """Length of the T5 part of the prompt."""
     lora: LoraSection | None = None
     """Train a LoRA; null trains all weights of the denoiser."""
-    start_from: str | None = None
+    start_from: PathText | None = None
     """Folder of a run of the same model and kind of weights, whose newest ones (their average, if it keeps one) are the
     start; the reference stays the model itself."""
 
@@ -104,11 +113,11 @@ class ModelSection(Section):
 class DataSection(Section):
     """Prompt files: one prompt a line (.txt), or JSON lines with `prompt` and any further columns (.jsonl)."""
 
-    train: str = "prompts/shapes_train.jsonl"
+    train: PathText = "prompts/shapes_train.jsonl"
     """Prompts to learn on; a path, or a file that comes with flowrl."""
-    eval: str = "prompts/shapes_eval.jsonl"
+    eval: PathText = "prompts/shapes_eval.jsonl"
     """Prompts to judge by, before and after."""
-    pairs: str | None = None
+    pairs: PathText | None = None
     """Learn from the images of a data set instead of from samples: a folder, file or pattern, see docs/pairs.md. Its
     prompts replace `train`, its images the rollout, its labels the rewards if none are named."""
 
@@ -245,7 +254,7 @@ class LogSection(Section):
 class Config(Section):
     """A whole run."""
 
-    output_dir: str = "runs/shapes"
+    output_dir: PathText = "runs/shapes"
     """Folder of the run; must not exist, unless resuming."""
     seed: int = Field(0, ge=0)
     """Every random number of the run follows from it."""
@@ -369,22 +378,28 @@ def load_config(
     Raises:
         ConfigError: anything unknown, of the wrong type or impossible, all of it in one message.
     """
-    if isinstance(source, dict):
-        tree = dict(source)
-    else:
-        path = find_config(str(source or "default"))
-        try:
-            tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: not YAML: {error}") from None
-        if not isinstance(tree, dict):
-            raise ConfigError(f"{path}: expected a mapping of sections, got {type(tree).__name__}")
+    tree = dict(source) if isinstance(source, dict) else _read_tree(find_config(str(source or "default")))
     for override in overrides:
-        apply_override(tree, override)
+        apply_override(tree, override, lambda key: value_kind(Config, key, tree))
     try:
         return Config.model_validate(tree, context={"check_rewards": check_rewards})
     except ValidationError as error:
         raise ConfigError("\n".join(explain(item, Config) for item in error.errors())) from None
+
+
+def _read_tree(path: Path) -> dict[str, Any]:
+    """The sections in a YAML file.
+
+    Raises:
+        ConfigError: it holds none.
+    """
+    try:
+        tree = load_yaml(path.read_text(encoding="utf-8-sig"), str(path))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text: {error}") from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path}: expected a mapping of sections, got {type(tree).__name__}")
+    return tree
 
 
 def load_run_config(run: str | Path, overrides: Sequence[str] = (), *, check_rewards: bool = True) -> Config:
@@ -396,10 +411,7 @@ def load_run_config(run: str | Path, overrides: Sequence[str] = (), *, check_rew
     path = Path(run) / "config.yaml"
     if not path.is_file():
         raise ConfigError(f"{str(run)!r} is not the folder of a run (no config.yaml in it)")
-    tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{path} holds no config; was it cut off?")
-    return load_config(tree, overrides, check_rewards=check_rewards)
+    return load_config(_read_tree(path), overrides, check_rewards=check_rewards)
 
 
 def check_files(config: Config, *, resume: bool = False) -> None:

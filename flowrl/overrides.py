@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-import yaml
-
 from .errors import ConfigError
+from .yaml_text import load_yaml
 
 
-def apply_override(tree: dict[str, Any], override: str) -> None:
-    """Sets `dotted.key=value` in a tree of sections; the value is YAML.
+def apply_override(tree: dict[str, Any], override: str, kind: Callable[[str], str] = lambda key: "yaml") -> None:
+    """Sets `dotted.key=value` in a tree of sections.
+
+    Args:
+        kind: of the value that a dotted key takes: "yaml"; "text", taken as typed; or "text or null". A text that is
+            quoted as a whole loses its quotes.
 
     Raises:
         ConfigError: not of that form.
@@ -28,11 +32,14 @@ def apply_override(tree: dict[str, Any], override: str) -> None:
             child = {"name": child}
         node[parent] = dict(child) if isinstance(child, dict) else {}
         node = node[parent]
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise ConfigError(f"{override!r}: the value is not YAML") from None
-    node[last] = _number(value)
+    node[last] = _value(text, kind(key), override)
+
+
+def _value(text: str, kind: str, override: str) -> Any:
+    quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+    if kind == "yaml" or quoted or (kind == "text or null" and text in ("null", "~", "")):
+        return load_yaml(text, repr(override))
+    return text
 
 
 def _by_name(key: str, items: list[Any]) -> dict[str, Any]:
@@ -40,13 +47,3 @@ def _by_name(key: str, items: list[Any]) -> dict[str, Any]:
     if not all(isinstance(item, dict) and not item.get("params") for item in items):
         raise ConfigError(f"{key}: cannot override an item of a list with params; override the whole list")
     return {item["name"]: item.get("weight", 1.0) for item in items}
-
-
-def _number(value: Any) -> Any:
-    """YAML 1.1 reads 1e-4 as text."""
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value

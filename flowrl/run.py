@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-import yaml
 from accelerate import Accelerator
 
 from flowrl.build import (
@@ -47,6 +46,7 @@ from flowrl.report.progress import RunProgress
 from flowrl.report.summary import comparison_rows, write_summary
 from flowrl.resume import Change, resumed_config
 from flowrl.rewards.base import build_rewards
+from flowrl.yaml_text import dump_yaml
 
 logger = logging.getLogger("flowrl")
 _BEFORE, _CHANGES = "before.pt", "changes.jsonl"
@@ -230,7 +230,7 @@ class _Run:
 
     def _write_config(self) -> None:
         if self.main:
-            text = yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False)
+            text = dump_yaml(self.config.model_dump(mode="json"))
             (self.folder / "config.yaml").write_text(text, encoding="utf-8", newline="\n")
         self.accelerator.wait_for_everyone()
 
