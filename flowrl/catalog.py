@@ -44,6 +44,9 @@ METHODS = Registry(
 
 PIPELINES = Registry("pipeline", {"sd3": "flowrl.pipelines.sd3:SD3Adapter"})
 
+PIPELINE_CLASSES = {"sd3": ("StableDiffusion3Pipeline",)}
+"""Stock pipelines that an adapter loads, by the name that `model_index.json` has for them."""
+
 REWARDS = Registry(
     "reward",
     {
