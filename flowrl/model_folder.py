@@ -104,6 +104,45 @@ def check_model_folder(path: str, pipelines: Sequence[str]) -> None:
             raise ConfigError(f"model {path!r}: {error}") from None
 
 
+def check_image_size(path: str, height: int | None, width: int | None) -> None:
+    """Checks against the config files of a model, as far as they are here, whether it has images of that size.
+
+    Args:
+        path: as of `check_model_folder`.
+        height, width: in pixels; None is the model's own.
+
+    Raises:
+        ConfigError: it has not; says what sizes there are.
+    """
+    folder = local_folder(path)
+    if folder is None or not (folder / "transformer").is_dir():
+        return
+    denoiser, vae = (_read_json(folder / name / "config.json") for name in ("transformer", "vae"))
+    factor = 2 ** (len(vae.get("block_out_channels", [0])) - 1)
+    multiple = factor * denoiser.get("patch_size", 1)
+    check_sides(height, width, multiple=multiple, num_positions=denoiser.get("pos_embed_max_size"))
+
+
+def check_sides(height: int | None, width: int | None, *, multiple: int, num_positions: int | None) -> None:
+    """Checks that each side is a whole number of patches of `multiple` pixels, and has no more than `num_positions`.
+
+    Raises:
+        ConfigError: says what sizes there are.
+    """
+    for name, size in (("height", height), ("width", width)):
+        if size is None:
+            continue
+        if num_positions and size > multiple * num_positions:
+            most = multiple * num_positions
+            raise ConfigError(f"model.{name}={size}: this model has positions for at most {most} pixels a side")
+        if size % multiple:
+            below = size - size % multiple
+            nearest = " or ".join(str(side) for side in (below, below + multiple) if side)
+            raise ConfigError(
+                f"model.{name}={size} is not a multiple of {multiple}, as this model needs; take {nearest}"
+            )
+
+
 def local_folder(path: str) -> Path | None:
     """The folder of a model: itself, or that of a hub id in the cache while offline; None where the hub can be asked.
 

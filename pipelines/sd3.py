@@ -10,7 +10,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
 from peft.utils import get_peft_model_state_dict
 from torch import nn
 
-from flowrl.errors import ConfigError
+from flowrl.model_folder import check_sides
 
 from .base import Conditioning, PipelineAdapter
 from .loading import load_pipeline
@@ -51,8 +51,7 @@ class SD3Adapter(PipelineAdapter):
         self.max_sequence_length = max_sequence_length
         config, factor = pipe.transformer.config, pipe.vae_scale_factor
         height, width = height or config.sample_size * factor, width or config.sample_size * factor
-        for name, size in (("height", height), ("width", width)):
-            _check_size(name, size, factor * config.patch_size, config.pos_embed_max_size)
+        check_sides(height, width, multiple=factor * config.patch_size, num_positions=config.pos_embed_max_size)
         self.latent_shape = (config.in_channels, height // factor, width // factor)
         pipe.set_progress_bar_config(disable=True)
         for part in (pipe.vae, pipe.text_encoder, pipe.text_encoder_2, pipe.text_encoder_3, pipe.transformer):
@@ -123,18 +122,3 @@ class SD3Adapter(PipelineAdapter):
             transformer_lora_layers=get_peft_model_state_dict(denoiser),
             transformer_lora_adapter_metadata=denoiser.peft_config["default"].to_dict(),
         )
-
-
-def _check_size(name: str, size: int, multiple: int, num_positions: int) -> None:
-    """Whether a side of so many pixels is a whole number of patches, and has no more than the table of positions.
-
-    Raises:
-        ConfigError: says what sizes there are.
-    """
-    largest = multiple * num_positions
-    if size > largest:
-        raise ConfigError(f"model.{name}={size}: this model has positions for at most {largest} pixels a side")
-    if size % multiple:
-        below = size - size % multiple
-        nearest = " or ".join(str(side) for side in (below, below + multiple) if 0 < side <= largest)
-        raise ConfigError(f"model.{name}={size} is not a multiple of {multiple}, as this model needs; take {nearest}")

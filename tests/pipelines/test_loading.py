@@ -19,7 +19,7 @@ from transformers import T5Config, T5EncoderModel
 
 from flowrl.catalog import PIPELINE_CLASSES, PIPELINES, find_model
 from flowrl.errors import ConfigError
-from flowrl.model_folder import check_model_folder
+from flowrl.model_folder import check_image_size, check_model_folder
 
 VAE, TEXT = "vae/diffusion_pytorch_model.safetensors", "text_encoder/model.safetensors"
 SHARD = "diffusion_pytorch_model-00001-of-00002.safetensors"
@@ -279,11 +279,13 @@ def test_tied_weights_of_t5_are_not_missing(folder, caplog):
 def test_a_whole_model_passes_and_costs_no_torch(shapes_path):
     code = (
         "import sys\nfrom flowrl.catalog import PIPELINE_CLASSES, find_model\n"
-        "from flowrl.model_folder import check_model_folder\n"
+        "from flowrl.model_folder import check_image_size, check_model_folder\n"
         f"check_model_folder(find_model({shapes_path!r}), PIPELINE_CLASSES['sd3'])\n"
         "assert not {'torch', 'diffusers', 'transformers'} & set(sys.modules)"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, encoding="utf-8", timeout=60, check=False
+    )
     assert (result.returncode, result.stderr) == (0, "")
 
 
@@ -336,6 +338,24 @@ def test_sizes_that_the_model_has_not(size, config, message):
     with pytest.raises(ConfigError) as caught:
         SD3Adapter(pipe_of(**config), **size)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "message"),
+    [
+        (35, None, "model.height=35 is not a multiple of 4, as this model needs; take 32 or 36"),
+        (None, 512, "model.width=512: this model has positions for at most 64 pixels a side"),
+        (None, None, ""),
+        (64, 36, ""),
+    ],
+)
+def test_sizes_are_checked_before_anything_is_loaded(shapes_path, height, width, message):
+    said = ""
+    try:
+        check_image_size(find_model(shapes_path), height, width)
+    except ConfigError as error:
+        said = str(error)
+    assert said == message
 
 
 def test_sizes_that_the_model_has():
