@@ -18,6 +18,7 @@ train: .venv/.installed
 	elif ls $(RUN)/checkpoints/*/manifest.json >/dev/null 2>&1; then $(BIN)/flowrl train --resume $(RUN); \
 	else $(BIN)/flowrl train output_dir=$(RUN); fi
 
+test: export PYTHONWARNDEFAULTENCODING = 1
 test: .venv/.installed-dev lint types
 	$(BIN)/python -m pytest
 

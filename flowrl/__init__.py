@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+__distribution__ = "flowrl-align"
+"""Name in the package index, where `flowrl` is another project's."""
 
 # A wheel carries rewards/, pipelines/, configs/ and assets/ inside this package; a source checkout has them beside it.
 _here = Path(__file__).resolve().parent

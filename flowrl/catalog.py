@@ -44,6 +44,9 @@ METHODS = Registry(
 
 PIPELINES = Registry("pipeline", {"sd3": "flowrl.pipelines.sd3:SD3Adapter"})
 
+PIPELINE_CLASSES = {"sd3": ("StableDiffusion3Pipeline",)}
+"""Stock pipelines that an adapter loads, by the name that `model_index.json` has for them."""
+
 REWARDS = Registry(
     "reward",
     {
@@ -92,9 +95,7 @@ def find_config(name: str) -> Path:
     for path in (Path(name), own / f"{name}.yaml", own / name):
         if path.is_file():
             return path
-    raise ConfigError(
-        f"no config {name!r}: not a file, and {suggest(name, [path.stem for path in own.glob('*.yaml')])}"
-    )
+    raise ConfigError(f"no config {name!r}: not a file; {suggest(name, [path.stem for path in own.glob('*.yaml')])}")
 
 
 def find_prompts(name: str) -> Path:
@@ -124,5 +125,5 @@ def find_model(name: str) -> str:
         raise ConfigError(f"{name!r} is not a pipeline folder (no model_index.json in it)")
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         known = [path.parent.name for path in own.glob("*/model_index.json")]
-        raise ConfigError(f"no model {name!r}: neither a folder nor a hub id, and {suggest(name, known)}")
+        raise ConfigError(f"no model {name!r}: neither a folder nor a hub id; {suggest(name, known)}")
     return name

@@ -8,13 +8,15 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from flowrl import __version__
+from flowrl import __distribution__, __version__
 from flowrl.catalog import METHODS, REWARDS, method_deviations, method_notes, method_row
 from flowrl.config import EvalSection, check_files, load_config, load_run_config
 from flowrl.errors import ConfigError, FlowrlError, Interrupted
 from flowrl.fields import expand
+from flowrl.identity import conflicts
 from flowrl.overrides import apply_override
 from flowrl.registry import suggest
 from flowrl.resume import resumed_config
@@ -253,6 +255,7 @@ def doctor() -> None:
     from flowrl.rewards.base import reward_status
 
     table = Table("what", "found", title=f"flowrl {__version__}")
+    table.add_row("package", f"{__distribution__} in {Path(__file__).parent}")
     table.add_row("Python", sys.version.split()[0])
     for package in ("torch", "torchvision", "diffusers", "transformers", "accelerate", "peft", "tensorboard"):
         try:
@@ -281,6 +284,8 @@ def _choice(option: str, value: str, known: tuple[str, ...]) -> None:
 
 def main(arguments: list[str] | None = None) -> Any:
     """Entry point of the `flowrl` command."""
+    for conflict in conflicts():
+        Console(stderr=True).print(f"[bold yellow]warning[/] {escape(conflict)}", highlight=False, soft_wrap=True)
     sys.path.append(str(Path.cwd()))  # rewards of one's own may lie in the working folder
     try:
         return app(arguments)

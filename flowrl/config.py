@@ -22,13 +22,14 @@ from pydantic import (
     model_validator,
 )
 
-from .catalog import METHODS, PIPELINES, REWARDS, find_config, find_model, find_prompts
+from .catalog import METHODS, PIPELINE_CLASSES, PIPELINES, REWARDS, find_config, find_model, find_prompts
 from .core.pairs import read_pairs
 from .core.prompts import read_prompts
 from .errors import ConfigError
 from .explain import explain
 from .fields import PathText, numbers_only, value_kind
 from .folder import check_new
+from .model_folder import check_image_size, check_model_folder
 from .overrides import apply_override
 from .registry import import_string, suggest
 from .yaml_text import load_yaml
@@ -427,8 +428,10 @@ def check_files(config: Config, *, resume: bool = False) -> None:
         raise ConfigError(
             f"data.pairs={config.data.pairs!r} has no losers, which method.name={config.method.name} needs"
         )
-    find_model(config.model.path)
+    model = find_model(config.model.path)
+    check_model_folder(model, PIPELINE_CLASSES[config.model.family])
+    check_image_size(model, config.model.height, config.model.width)
     if not resume:
         check_new(Path(config.output_dir))
     if config.log.tensorboard and importlib.util.find_spec("tensorboard") is None:
-        raise ConfigError("log.tensorboard=true needs the extra: pip install 'flowrl[tensorboard]'")
+        raise ConfigError("log.tensorboard=true needs the extra: pip install 'flowrl-align[tensorboard]'")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from .registry import suggest
+from .registry import nearest, suggest
+
+_OTHER_WORDS = {"gpu": "cuda", "fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
+"""What other programs call a value."""
 
 
 def explain(error: Any, root: type[BaseModel], prefix: tuple[str, ...] = ()) -> str:
@@ -21,6 +25,12 @@ def explain(error: Any, root: type[BaseModel], prefix: tuple[str, ...] = ()) -> 
         return str(error["ctx"]["error"])
     if error["type"] == "missing":
         return f"missing key {dotted!r}"
+    if error["type"] == "literal_error":
+        known = re.findall("'([^']*)'", error["ctx"]["expected"])
+        meant = _OTHER_WORDS.get(str(error["input"]))
+        close = meant if meant in known else nearest(str(error["input"]), known)
+        hint = f"; did you mean {close!r}?" if close else ""
+        return f"{dotted}={error['input']!r}: expected one of {', '.join(known)}{hint}"
     if error["type"] == "union_tag_invalid":
         known = [tag.strip("' ") for tag in error["ctx"]["expected_tags"].split(",")]
         return f"unknown {dotted}.kind {error['ctx']['tag']!r}; {suggest(error['ctx']['tag'], known)}"

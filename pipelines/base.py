@@ -6,7 +6,6 @@ Shapes: `B` rows, `P` prompts, `T` steps; latents `(B, *latent_shape)`.
 from __future__ import annotations
 
 import hashlib
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -133,19 +132,20 @@ class PipelineAdapter(ABC):
 
 
 @contextmanager
-def quiet_loading(*, warnings: bool = True) -> Iterator[None]:
-    """Without the progress bars of diffusers and transformers, and on demand without diffusers' warnings."""
+def quiet_loading() -> Iterator[None]:
+    """Without the progress bars and warnings of diffusers and transformers."""
     libraries = (diffusers.utils.logging, transformers.utils.logging)
     shown = [library for library in libraries if library.is_progress_bar_enabled()]
-    verbosity = diffusers.utils.logging.get_verbosity()
+    verbosities = [library.get_verbosity() for library in libraries]
     for library in shown:
         library.disable_progress_bar()
-    if not warnings:
-        diffusers.utils.logging.set_verbosity_error()
+    for library in libraries:
+        library.set_verbosity_error()
     try:
         yield
     finally:
-        diffusers.utils.logging.set_verbosity(verbosity)
+        for library, verbosity in zip(libraries, verbosities, strict=True):
+            library.set_verbosity(verbosity)
         for library in shown:
             library.enable_progress_bar()
 
@@ -154,15 +154,6 @@ def unmatched_targets(module: nn.Module, targets: Sequence[str]) -> list[str]:
     """LoRA targets, as peft reads them, that no submodule's name equals or ends with."""
     names = [name for name, _ in module.named_modules()]
     return [t for t in targets if not any(name == t or name.endswith("." + t) for name in names)]
-
-
-def absent_components(path: str) -> dict[str, None]:
-    """Components that a pipeline folder says it does not have, as arguments for `from_pretrained`."""
-    index = Path(path) / "model_index.json"
-    if not index.is_file():
-        return {}
-    entries = json.loads(index.read_text(encoding="utf-8"))
-    return {name: None for name, value in entries.items() if value == [None, None]}
 
 
 def check_pipeline(adapter: PipelineAdapter) -> dict[str, float]:

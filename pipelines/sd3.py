@@ -10,9 +10,10 @@ from diffusers import FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
 from peft.utils import get_peft_model_state_dict
 from torch import nn
 
-from flowrl.catalog import find_model
+from flowrl.model_folder import check_sides
 
-from .base import Conditioning, PipelineAdapter, absent_components, quiet_loading
+from .base import Conditioning, PipelineAdapter
+from .loading import load_pipeline
 
 
 class SD3Adapter(PipelineAdapter):
@@ -42,12 +43,16 @@ class SD3Adapter(PipelineAdapter):
         Args:
             height, width: of the images in pixels; by default the model's own size.
             max_sequence_length: of the T5 tokens; without a T5 encoder the pipeline puts as many zeros there.
+
+        Raises:
+            ConfigError: the model has no images of that size.
         """
         self.pipe = pipe
         self.max_sequence_length = max_sequence_length
         config, factor = pipe.transformer.config, pipe.vae_scale_factor
-        side = config.sample_size * factor
-        self.latent_shape = (config.in_channels, (height or side) // factor, (width or side) // factor)
+        height, width = height or config.sample_size * factor, width or config.sample_size * factor
+        check_sides(height, width, multiple=factor * config.patch_size, num_positions=config.pos_embed_max_size)
+        self.latent_shape = (config.in_channels, height // factor, width // factor)
         pipe.set_progress_bar_config(disable=True)
         for part in (pipe.vae, pipe.text_encoder, pipe.text_encoder_2, pipe.text_encoder_3, pipe.transformer):
             if part is not None:
@@ -55,10 +60,7 @@ class SD3Adapter(PipelineAdapter):
 
     @classmethod
     def load(cls, path: str, *, dtype: torch.dtype = torch.float32, **options: Any) -> SD3Adapter:
-        path = find_model(path)
-        with quiet_loading():
-            pipe = StableDiffusion3Pipeline.from_pretrained(path, dtype=dtype, **absent_components(path))
-        return cls(pipe, **options)
+        return cls(load_pipeline(StableDiffusion3Pipeline, path, dtype=dtype), **options)
 
     @property
     def denoiser(self) -> nn.Module:

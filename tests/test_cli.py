@@ -32,7 +32,7 @@ def flowrl(*arguments, timeout=240, **options):
     return subprocess.run(
         [sys.executable, "-m", "flowrl.cli", *map(str, arguments)],
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         timeout=timeout,
         check=False,
         env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"},

@@ -1,6 +1,7 @@
 """The shape of the project: what may import what, what is packaged, and what an import costs."""
 
 import ast
+import os
 import subprocess
 import sys
 import tomllib
@@ -20,12 +21,24 @@ ALLOWED = {
     "fields": {"catalog"},
     "overrides": {"errors", "yaml_text"},
     "folder": {"core", "errors"},
+    "model_folder": {"errors"},
+    "config": {
+        "registry",
+        "catalog",
+        "errors",
+        "explain",
+        "yaml_text",
+        "fields",
+        "overrides",
+        "folder",
+        "model_folder",
+        "core",
+    },
     "resume": {"config", "core", "errors"},
-    "config": {"registry", "catalog", "errors", "explain", "overrides", "yaml_text", "fields", "folder", "core"},
     "shapes": {"shapes"},
     "core": {"core", "registry", "errors"},
     "rewards": {"rewards", "core", "shapes", "registry", "catalog", "errors"},
-    "pipelines": {"pipelines", "core", "registry", "catalog"},
+    "pipelines": {"pipelines", "core", "registry", "catalog", "errors", "model_folder"},
     "flow": {"flow", "pipelines", "core", "registry", "catalog", "config", "errors"},
     "report": {"report", "core"},
 }
@@ -73,7 +86,7 @@ def test_scenes_renderer_and_checker_need_numpy_and_pillow_only():
 
 
 def python(code):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", timeout=120, check=False)
 
 
 def test_import_is_silent_and_leaves_torch_alone():
@@ -97,6 +110,32 @@ def test_public_names_resolve_and_unknown_ones_are_told():
 @pytest.mark.parametrize("folder", ["rewards", "pipelines"])
 def test_a_folder_is_not_imported_twice_under_two_names(folder):
     result = subprocess.run(
-        [sys.executable, "-c", f"import {folder}"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", f"import {folder}"],
+        cwd=ROOT,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=120,
+        check=False,
     )
     assert f"import this package as `flowrl.{folder}`" in result.stderr
+
+
+@pytest.mark.parametrize(("module", "failed"), [("flowrl.planted", 1), ("elsewhere", 0)])
+def test_a_file_that_flowrl_opens_without_an_encoding_fails_the_suite(tmp_path, module, failed):
+    (tmp_path / "test_planted.py").write_text(
+        f"def test_it():\n    exec('import os; open(os.devnull).close()', {{'__name__': {module!r}}})\n",
+        encoding="utf-8",
+    )
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "-c", ROOT / "pyproject.toml", "--rootdir", tmp_path, tmp_path],
+        env=os.environ | {"PYTHONWARNDEFAULTENCODING": "1"},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=60,
+        check=False,
+    )
+    assert (result.returncode, "1 failed" in result.stdout) == (failed, bool(failed)), result.stdout
+
+
+def test_make_test_has_python_look_for_missing_encodings():
+    assert "test: export PYTHONWARNDEFAULTENCODING = 1" in (ROOT / "Makefile").read_text(encoding="utf-8")

@@ -1,12 +1,15 @@
 import io
+import warnings
+from math import inf, nan
 
+import pytest
 import torch
 from PIL import Image
 from rich.console import Console
 
 from flowrl.core.evaluation import Evaluation
 from flowrl.core.prompts import PromptSet
-from flowrl.report.figures import curves, image_grid
+from flowrl.report.figures import curves, curves_figure, image_grid
 from flowrl.report.progress import RunProgress
 from flowrl.report.summary import comparison_rows, subsets, write_summary
 
@@ -49,6 +52,75 @@ def test_pictures(tmp_path):
     records += [{"iteration": 9, "eval/score": 0.5}]
     curves(records, tmp_path / "curves.png", title="t")
     assert Image.open(tmp_path / "curves.png").width > 800
+
+
+def run_of(num, value=0.5, judged=True):
+    """Metrics of a run of so many iterations, evaluated before, and after if there are any."""
+    before, after = {"iteration": 0, "eval/score": 0.2, "eval/score/a": 1.0}, {"iteration": num, "eval/score": 0.4}
+    train = [{"iteration": i, "reward": value} for i in range(1, num + 1)]
+    return [before, *train, after][: None if num else 1] if judged else train
+
+
+def shown(axes):
+    """Words in the middle, or else the finite points of the labelled lines."""
+    if axes.texts:
+        assert not axes.lines and not len(axes.get_xticks()) and not len(axes.get_yticks())
+        return axes.texts[0].get_text()
+    lines = [line for line in axes.lines if not line.get_label().startswith("_")]
+    return {line.get_label(): [int(x) for x, y in line.get_xydata() if y == y] for line in lines}
+
+
+@pytest.mark.parametrize(
+    ("records", "left", "right"),
+    [
+        ([], "no iterations yet", "no evaluations yet"),
+        (run_of(0), "no iterations yet", {"score": [0]}),
+        (run_of(1), {"each iteration": [1]}, {"score": [0, 1]}),
+        (run_of(2, judged=False), {"each iteration": [1, 2]}, "no evaluations yet"),
+        (run_of(2, value=None), "no iteration has a reward", {"score": [0, 2]}),
+        (run_of(3, value=nan), "no iteration has a reward", {"score": [0, 3]}),
+        (run_of(3, value=inf, judged=False), "no iteration has a reward", "no evaluations yet"),
+        ([{"iteration": 0, "eval/score": None}], "no iterations yet", "no evaluation has a score"),
+        (run_of(9), {"each iteration": list(range(1, 10))}, {"score": [0, 9]}),
+        (run_of(10), {name: list(range(1, 11)) for name in ("each iteration", "mean of 9")}, {"score": [0, 10]}),
+    ],
+)
+def test_curves_of_short_runs_show_what_there_is_or_say_that_there_is_nothing(tmp_path, records, left, right):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        curves(records, tmp_path / "curves.png", title="t")
+        figure = curves_figure(records, title="a price of $5")
+        figure.canvas.draw()
+    assert Image.open(tmp_path / "curves.png").width > 800
+    assert [shown(axes) for axes in figure.axes] == [left, right]
+
+
+@pytest.mark.parametrize("num", [0, 1, 2, 3, 30, 110])
+def test_curves_have_ticks_at_whole_iterations_and_one_axis_for_both_panels(num):
+    left, right = curves_figure(run_of(num), title="t").axes
+    low, high = right.get_xlim()
+    inside = [tick for tick in right.get_xticks() if low <= tick <= high]
+    assert inside and all(tick == int(tick) >= 0 for tick in inside)
+    assert low < 0 and num < high
+    assert num == 0 or left.get_xlim() == (low, high)
+
+
+def test_a_point_without_neighbors_has_a_marker_also_in_a_long_run():
+    records = run_of(20, judged=False)
+    for i in (4, 6):
+        records[i]["reward"] = None
+    raw, marks = curves_figure(records, title="t").axes[0].lines[:2]
+    assert raw.get_marker() in ("", "None")
+    assert (marks.get_marker(), list(marks.get_xdata())) == ("o", [6])
+    (short, _) = curves_figure(run_of(1, judged=False), title="t").axes[0].lines
+    assert short.get_marker() == "o"
+
+
+def test_the_running_mean_leaves_out_what_has_no_score():
+    records = run_of(20, judged=False)
+    records[4]["reward"] = None
+    mean = next(line for line in curves_figure(records, title="t").axes[0].lines if line.get_label() == "mean of 9")
+    assert list(mean.get_ydata()) == [0.5] * 20
 
 
 def test_progress_is_plain_where_there_is_no_terminal(capsys):

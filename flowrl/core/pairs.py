@@ -356,7 +356,7 @@ def _pyarrow() -> Any:
     try:
         import pyarrow.parquet
     except ImportError:
-        raise ConfigError("reading parquet files needs pyarrow: pip install 'flowrl[parquet]'") from None
+        raise ConfigError("reading parquet files needs pyarrow: pip install 'flowrl-align[parquet]'") from None
     return pyarrow
 
 

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import DiffusionPipeline
 
-from flowrl.catalog import find_model
 from flowrl.core.random import torch_generator
-from flowrl.pipelines.base import Conditioning, absent_components, quiet_loading
+from flowrl.pipelines.base import Conditioning, quiet_loading
+from flowrl.pipelines.loading import load_pipeline
 
 from .policy import FlowPolicy
 
@@ -31,11 +30,10 @@ def export_policy(policy: FlowPolicy, base: str, folder: Path) -> float:
         RuntimeError: that difference is too large; the export cannot be trusted.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with quiet_loading(warnings=False):  # what matters is compared below
+    with quiet_loading():  # what matters is compared below
         if policy.is_lora:
-            path = find_model(base)
             frozen = policy.adapter.pipe.vae.dtype  # the base weights are rounded to it here as they were there
-            stock = DiffusionPipeline.from_pretrained(path, dtype=frozen, **absent_components(path))
+            stock = load_pipeline(type(policy.adapter.pipe), base, dtype=frozen)
             _to_float32(stock.transformer)
             policy.adapter.save_lora(folder)
             stock.load_lora_weights(str(folder))

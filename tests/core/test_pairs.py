@@ -335,7 +335,7 @@ def test_a_row_group_is_read_once_for_its_rows(tmp_path):
 def test_without_pyarrow_the_message_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "x.parquet").write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"pip install 'flowrl\[parquet\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'flowrl-align\[parquet\]'"):
         read_pairs(tmp_path / "x.parquet")
 
 
