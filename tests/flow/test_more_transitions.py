@@ -118,34 +118,34 @@ def ddim_step(scheduler, x, epsilon, timestep, previous, eta):
 
 
 @pytest.mark.parametrize("timestep", [901, 701, 401, 201, 101])
-def test_ddim_equals_the_scheduler_of_diffusers(timestep):
+def test_ddim_equals_the_scheduler_of_diffusers(timestep, exact):
     scheduler = stable_diffusion(DDIMScheduler)
     scheduler.set_timesteps(10)
     assert timestep in scheduler.timesteps
     x, epsilon, z = torch.randn(3, 2, 4, 4).unbind(0)
 
     mean, std = ddim_step(scheduler, x, epsilon, timestep, timestep - 100, 0.0)
-    torch.testing.assert_close(mean, scheduler.step(epsilon, timestep, x, eta=0.0).prev_sample, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(mean, scheduler.step(epsilon, timestep, x, eta=0.0).prev_sample, rtol=0, atol=exact)
     assert (std == 0).all()
 
     _, std = ddim_step(scheduler, x, epsilon, timestep, timestep - 100, 1.0)
     expected = scheduler._get_variance(timestep, timestep - 100).sqrt().expand(2)
-    torch.testing.assert_close(std, expected, atol=0, rtol=1e-5)
+    torch.testing.assert_close(std, expected, rtol=0, atol=exact)
 
     for eta in (0.4, 1.0):
         mean, std = ddim_step(scheduler, x, epsilon, timestep, timestep - 100, eta)
         expected = scheduler.step(epsilon, timestep, x, eta=eta, variance_noise=z).prev_sample
-        torch.testing.assert_close(mean + std[:, None, None] * z, expected, atol=2e-5, rtol=1e-5)
+        torch.testing.assert_close(mean + std[:, None, None] * z, expected, rtol=0, atol=exact)
 
 
 @pytest.mark.parametrize("timestep", [950, 500, 50])
-def test_ddim_with_eta_1_is_the_ancestral_step_of_ddpm(timestep):
+def test_ddim_with_eta_1_is_the_ancestral_step_of_ddpm(timestep, exact):
     scheduler = stable_diffusion(DDPMScheduler)
     x, epsilon = torch.randn(2, 2, 4, 4).unbind(0)
     found = scheduler.step(epsilon, timestep, x, generator=torch.Generator().manual_seed(3)).prev_sample
     z = torch.randn(x.shape, generator=torch.Generator().manual_seed(3))
     mean, std = ddim_step(scheduler, x, epsilon, timestep, timestep - 1, 1.0)
-    torch.testing.assert_close(mean + std[:, None, None] * z, found, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(mean + std[:, None, None] * z, found, rtol=0, atol=exact)
 
 
 # cps, preserve
