@@ -120,8 +120,8 @@ def test_bfloat16_runs_to_the_end_with_float32_weights(tmp_path, lora):
     extra = ["model.lora.rank=4"] if lora else []
     settings = ["model.dtype=bfloat16", "iterations=1", "method.beta=0.1", "method.steps.range=[0,2]", *extra]
     records = run(tmp_path, "rewards={'fake_rewards:dark': 1}", *settings)
-    # eps/2 4e-3 x sqrt(40 roundings in a row) = 0.025 of a velocity of 1, in the log-ratio times |d mean / d v| / std,
-    # at most 0.6 on the first two steps, 75 on the one to the tiny last sigma
+    # eps/2 4e-3 x sqrt(40 roundings in a row) = 0.025 of a velocity of 1, times |d mean / d v| / std: at most 0.6 on
+    # the first two steps, 75 on the one to the tiny last sigma
     assert records[0]["ratio_deviation_first"] < 0.05
     assert all(tensor.dtype == torch.float32 for tensor in weights(tmp_path, 1).values())
     assert "reloaded into the stock pipeline" in (tmp_path / "summary.md").read_text(encoding="utf-8")
