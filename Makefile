@@ -1,16 +1,19 @@
 # make train   makes the environment and runs the main job: Flow-GRPO on the shapes world
 # make test    makes the environment and runs lint, types and tests
+# make test-kernels [TESTS=tests/flow]   the tests under other matrix kernels and numbers of threads
 # Each works alone on a fresh checkout; what is done is not done again.
 
 PYTHON ?= python3
 TORCH ?= "torch==2.14.1" "torchvision==0.29.1"
 BIN := .venv/bin
 RUN ?= runs/shapes
+TESTS ?= tests
+KERNELS := ATEN_CPU_CAPABILITY=default ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 OMP_NUM_THREADS=1 OMP_NUM_THREADS=2
 
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: train test lint types install clean
+.PHONY: train test test-kernels lint types install clean
 
 # a finished run is left alone, a stopped one goes on
 train: .venv/.installed
@@ -21,6 +24,12 @@ train: .venv/.installed
 test: export PYTHONWARNDEFAULTENCODING = 1
 test: .venv/.installed-dev lint types
 	$(BIN)/python -m pytest
+
+# what another processor computes: it adds in another order
+test-kernels: .venv/.installed-dev
+	@for kernel in $(KERNELS); do \
+		echo "== $$kernel"; env $$kernel $(BIN)/python -m pytest -q -x $(TESTS) || exit 1; \
+	done
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .

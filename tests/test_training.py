@@ -50,11 +50,11 @@ def test_equal_rewards_move_nothing(tmp_path):
     assert same(weights(tmp_path, 0), weights(tmp_path, 2))
 
 
-def test_different_rewards_move_the_weights_and_the_average_follows(tmp_path):
+def test_different_rewards_move_the_weights_and_the_average_follows(tmp_path, exact):
     records = run(tmp_path, "rewards={'fake_rewards:dark': 1}", "optimizer.ema_decay=0.9")
     assert not same(weights(tmp_path, 0), weights(tmp_path, 1))
     assert not same(weights(tmp_path, 2), weights(tmp_path, 2, "ema"))
-    assert all(record["ratio_deviation_first"] < 1e-4 for record in records)
+    assert all(record["ratio_deviation_first"] < exact for record in records)
     assert all(record["update_to_weight"] > 0 and record["grad_norm"] > 0 for record in records)
 
 
@@ -84,12 +84,12 @@ def test_equal_rewards_still_pull_towards_the_reference_where_there_is_a_kl_term
     assert first == 0 < second
 
 
-def test_several_updates_leave_the_ratio_at_one_only_for_the_first(tmp_path):
+def test_several_updates_leave_the_ratio_at_one_only_for_the_first(tmp_path, exact):
     shared = ["rewards={'fake_rewards:dark': 1}", "optimizer.learning_rate=1e-3"]
     once = run(tmp_path / "one", *shared)
     twice = run(tmp_path / "two", *shared, "optimizer.updates_per_rollout=2")
-    assert all(record["ratio_deviation"] < 1e-4 for record in once)
-    assert all(record["ratio_deviation_first"] < 1e-4 < record["ratio_deviation"] for record in twice)
+    assert all(record["ratio_deviation"] < exact for record in once)
+    assert all(record["ratio_deviation_first"] < exact < 1e-4 < record["ratio_deviation"] for record in twice)
 
 
 @pytest.mark.parametrize("kind", ["none", "nan", "inf"])
@@ -118,9 +118,10 @@ def test_a_run_without_any_score_stops(tmp_path):
 @pytest.mark.parametrize("lora", [True, False])
 def test_bfloat16_runs_to_the_end_with_float32_weights(tmp_path, lora):
     extra = ["model.lora.rank=4"] if lora else []
-    records = run(
-        tmp_path, "rewards={'fake_rewards:dark': 1}", "model.dtype=bfloat16", "iterations=1", "method.beta=0.1", *extra
-    )
+    settings = ["model.dtype=bfloat16", "iterations=1", "method.beta=0.1", "method.steps.range=[0,2]", *extra]
+    records = run(tmp_path, "rewards={'fake_rewards:dark': 1}", *settings)
+    # eps/2 4e-3 x sqrt(40 roundings in a row) = 0.025 of a velocity of 1, times |d mean / d v| / std: at most 0.6 on
+    # the first two steps, 75 on the one to the tiny last sigma
     assert records[0]["ratio_deviation_first"] < 0.05
     assert all(tensor.dtype == torch.float32 for tensor in weights(tmp_path, 1).values())
     assert "reloaded into the stock pipeline" in (tmp_path / "summary.md").read_text(encoding="utf-8")

@@ -65,11 +65,11 @@ MORE = {
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if not METHODS.load(name).needs_data])
-def test_an_iteration_costs_what_the_method_says(name, tmp_path):
+def test_an_iteration_costs_what_the_method_says(name, tmp_path, exact):
     metrics, _ = run(tmp_path, f"method={name}", *MORE.get(name, []))
     found = [metrics[f"nfe/{phase}"] / (P * G) for phase in ("rollout", "completion", "search", "train")]
     assert found == pytest.approx(COST[name])
-    assert metrics.get("ratio_deviation_first", 0) < 2e-4
+    assert metrics.get("ratio_deviation_first", 0) < exact
     assert all(np.isfinite(value) for value in metrics.values())
 
 
@@ -109,14 +109,14 @@ def test_mix_grpo_whose_window_is_everything_is_flow_grpo(tmp_path):
     assert same(tmp_path, mix, ["method=flow_grpo", *parts]) == 0
 
 
-def test_one_granularity_is_the_singular_plan(tmp_path):
+def test_one_granularity_is_the_singular_plan(tmp_path, exact):
     one = ["method=granular_grpo", "method.strides=[1]"]
-    assert same(tmp_path, one, ["method=granular_grpo", "method.credit=image"]) == 0
+    assert same(tmp_path, one, ["method=granular_grpo", "method.credit=image"]) < exact
 
 
-def test_entropy_without_merges_is_the_singular_plan(tmp_path):
+def test_entropy_without_merges_is_the_singular_plan(tmp_path, exact):
     merged = ["method=entropy_grpo", "method.steps.threshold=0"]
-    assert same(tmp_path, merged, ["method=granular_grpo", "method.credit=image"]) == 0
+    assert same(tmp_path, merged, ["method=granular_grpo", "method.credit=image"]) < exact
 
 
 def test_equal_noise_levels_are_one_noise_level(tmp_path):
@@ -158,14 +158,14 @@ def test_self_paced_weights_are_logged_and_move(tmp_path):
     assert metrics["competence/fake_rewards:dark"] == pytest.approx(metrics["rewards/fake_rewards:dark/mean"])
 
 
-def test_searched_noise_survives_a_batch_that_cuts_a_group(tmp_path):
+def test_searched_noise_survives_a_batch_that_cuts_a_group(tmp_path, exact):
     """A group that shares its noise shares the searched one, whichever of its members a batch holds."""
     shared = ["method=smart_grpo", "rollout.share_initial_noise=true"]
     cut, _ = run(tmp_path / "a", *shared, "rollout.batch_size=2")
-    assert cut["ratio_deviation_first"] < 1e-4
+    assert cut["ratio_deviation_first"] < exact
     whole, _ = run(tmp_path / "b", *shared)
-    assert cut["reward"] == pytest.approx(whole["reward"], abs=1e-5)
-    assert cut["reward_std"] == pytest.approx(whole["reward_std"], rel=1e-3)
+    assert cut["reward"] == pytest.approx(whole["reward"], abs=exact)
+    assert cut["reward_std"] == pytest.approx(whole["reward_std"], abs=exact)
 
 
 def test_missing_scores_of_completions_are_counted(tmp_path, caplog):
@@ -195,11 +195,11 @@ def test_a_judge_of_pairs_trains(tmp_path):
         run(tmp_path, "method=pref_grpo", "rewards={'fake_rewards:Darker': 1}", "rollout.batch_size=6")
 
 
-def test_awm_s_ratio_moves_with_the_second_update(tmp_path):
+def test_awm_s_ratio_moves_with_the_second_update(tmp_path, exact):
     """Its old policy is really old: 1 before the first update of a rollout, not before the second."""
     two = ["method=awm", "method.num_draws=2", "optimizer.updates_per_rollout=2", "optimizer.learning_rate=1e-3"]
     metrics, _ = run(tmp_path, *two)
-    assert metrics["ratio_deviation_first"] < 1e-6 < 1e-4 < metrics["ratio_deviation"]
+    assert metrics["ratio_deviation_first"] < exact < 1e-4 < metrics["ratio_deviation"]
 
 
 def test_rft_keeps_the_best_of_each_group():

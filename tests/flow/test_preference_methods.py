@@ -39,11 +39,11 @@ def test_winner_and_loser_share_time_and_noise(method, tmp_path):
     assert len(batch.inputs.group.unique()) == 3 * P
 
 
-def test_dpo_starts_at_ln_2_with_the_gradient_of_its_formula(tmp_path):
+def test_dpo_starts_at_ln_2_with_the_gradient_of_its_formula(tmp_path, exact):
     trainer, method, batch = picked(tmp_path, "method={name: diffusion_dpo, beta: 50, num_draws: 2}")
     policy = trainer.policy
     loss, metrics = method.loss(policy, batch)
-    assert loss.tolist() == pytest.approx([math.log(2)] * len(loss), abs=1e-6)
+    assert loss.tolist() == pytest.approx([math.log(2)] * len(loss), abs=exact)
     assert metrics["implicit_accuracy"].tolist() == [0.5] * (len(loss) // 2), "ties count half"
     found = torch.autograd.grad(loss.mean(), list(trainer.updater.parameters.values()))
     # at the start -log sigmoid'(0) = 1/2: the gradient is beta / 4 (grad error of the winner - that of the loser)
@@ -53,7 +53,7 @@ def test_dpo_starts_at_ln_2_with_the_gradient_of_its_formula(tmp_path):
     formula = 50 / 4 * (sign * error).sum() / (len(sign) / 2)
     wanted = torch.autograd.grad(formula, list(trainer.updater.parameters.values()))
     for a, b in zip(found, wanted, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(a, b, rtol=0, atol=exact)
 
 
 @pytest.mark.parametrize("method", PAIRWISE)
@@ -88,9 +88,9 @@ def test_apo_of_strength_0_is_diffusion_dpo_to_the_bit(tmp_path):
     assert max((dpo[name] - apo[name]).abs().max() for name in dpo) > 1e-6
 
 
-def test_apo_s_penalty_holds_the_network_at_the_reference(tmp_path):
+def test_apo_s_penalty_holds_the_network_at_the_reference(tmp_path, exact):
     trainer, method, batch = picked(tmp_path, "method={name: apo, penalty: 3.0, latest_time: 1}")
-    assert method.loss(trainer.policy, batch)[0].tolist() == pytest.approx([math.log(2)] * 2 * P, abs=1e-6)
+    assert method.loss(trainer.policy, batch)[0].tolist() == pytest.approx([math.log(2)] * 2 * P, abs=exact)
     with torch.no_grad():
         for parameter in trainer.updater.parameters.values():
             parameter.mul_(1.05)
@@ -114,12 +114,12 @@ def test_the_safeguard_leaves_the_winner_alone(tmp_path):
     assert guarded @ winner > free @ winner, "a step lowers the winner's error by more"
 
 
-def test_inpo_s_noise_is_what_the_model_ascribes_to_the_image(tmp_path):
+def test_inpo_s_noise_is_what_the_model_ascribes_to_the_image(tmp_path, exact):
     times = ["method.times={kind: uniform, low: 0.3, high: 0.6}"]
     trainer, method, batch = picked(tmp_path, "method={name: inpo, fresh_noise: 0, inversion_steps: 24}", *times)
     u = method.inputs(trainer.policy, batch)
-    torch.testing.assert_close(noised(u.clean, u.noise, u.sigma), u.x, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(u.target, u.noise - u.clean)
+    torch.testing.assert_close(noised(u.clean, u.noise, u.sigma), u.x, rtol=0, atol=exact)
+    torch.testing.assert_close(u.target, u.noise - u.clean, rtol=0, atol=exact)
     assert (u.noise - batch.inputs.noise).abs().mean() > 0.1
     # back down the same ODE: the inverted latent denoises to the image it came from
     x, sigma = u.x, u.sigma
@@ -133,12 +133,12 @@ def test_inpo_s_noise_is_what_the_model_ascribes_to_the_image(tmp_path):
 
 
 @pytest.mark.parametrize("method", ["diffusion_dpo", "dgpo", "spo"])
-def test_groups_are_whole_whatever_the_batch_size(method, tmp_path):
+def test_groups_are_whole_whatever_the_batch_size(method, tmp_path, exact):
     settings = [f"method={method}", "optimizer.updates_per_rollout=2", "rollout.num_prompts=4"]
     whole = run(tmp_path / "a", *settings)[1]
     small = run(tmp_path / "b", *settings, "optimizer.batch_size=3")[1]
     for name in whole:
-        torch.testing.assert_close(small[name], whole[name], rtol=0, atol=3e-5)
+        torch.testing.assert_close(small[name], whole[name], rtol=0, atol=exact)
 
 
 @pytest.mark.parametrize("method", ["diffusion_dpo", "spo"])

@@ -11,10 +11,10 @@ from flowrl.flow.policy import FlowPolicy, to_pil
 PROMPTS = ["a red circle", "a blue square and a green triangle"]
 
 
-@pytest.fixture(scope="module")
-def stock(shapes_path):
+@pytest.fixture
+def stock(shapes_path, exact):
     path = find_model(shapes_path)
-    pipe = StableDiffusion3Pipeline.from_pretrained(path, text_encoder_3=None, tokenizer_3=None)
+    pipe = StableDiffusion3Pipeline.from_pretrained(path, text_encoder_3=None, tokenizer_3=None).to("cpu")
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
@@ -28,7 +28,7 @@ def test_grid_equals_the_stock_pipelines(stock, shapes_path, num_steps):
 
 @pytest.mark.parametrize("guidance_scale", [1.0, 2.5])
 @pytest.mark.parametrize(("num_steps", "size"), [(2, None), (10, None), (28, None), (4, (24, 40))])
-def test_ode_images_equal_the_stock_pipelines(stock, shapes_path, num_steps, guidance_scale, size):
+def test_ode_images_equal_the_stock_pipelines(stock, shapes_path, exact, num_steps, guidance_scale, size):
     height, width = size or (None, None)
     adapter = SD3Adapter.load(shapes_path, height=height, width=width, max_sequence_length=0)
     policy = FlowPolicy(adapter, PROMPTS)
@@ -44,14 +44,15 @@ def test_ode_images_equal_the_stock_pipelines(stock, shapes_path, num_steps, gui
         max_sequence_length=0,
         output_type="pt",
     ).images
-    assert (ours - theirs).abs().max() < 1e-4
+    assert (ours - theirs).abs().max() < exact
     as_pil = stock.image_processor.pt_to_numpy(theirs)
     assert (np.asarray(to_pil(ours)[0]) == np.asarray(stock.image_processor.numpy_to_pil(as_pil)[0])).mean() > 0.999
 
 
 def test_contract(shapes_path):
     figures = check_pipeline(SD3Adapter.load(shapes_path, max_sequence_length=0))
-    assert figures["batch_gap"] < 1e-4
+    # eps/2 6e-8 x sqrt(512) of the longest sum x 40 layers = 5e-5, for velocities of up to 6
+    assert figures["batch_gap"] < 3e-4
 
 
 def test_contract_finds_what_is_wrong(shapes_path):
