@@ -78,7 +78,7 @@ def test_the_command_refuses_to_start_on_another_projects_package(tmp_path, init
     (tmp_path / "flowrl").mkdir()
     if init:
         (tmp_path / "flowrl" / "__init__.py").write_text(init, encoding="utf-8")
-    (tmp_path / "flowrl_align.py").symlink_to(ROOT / "flowrl_align.py")
+    (tmp_path / "flowrl_align").symlink_to(ROOT / "flowrl" / "command")
     result = python("-S", "-c", "from flowrl_align import main; main()", path=[tmp_path], cwd=tmp_path)
     assert result.returncode == 2
     assert result.stderr.startswith("error the package 'flowrl' that Python finds (")

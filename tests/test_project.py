@@ -68,13 +68,14 @@ def test_imports_point_down_only(path):
 
 
 def test_the_packages_list_is_complete():
-    packages = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
-    found = {
-        str(path.parent.relative_to(ROOT)).replace("/", ".")
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    name_of = {folder: name for name, folder in settings["package-dir"].items()}
+    folders = {
+        path.parent.relative_to(ROOT).as_posix()
         for folder in ("flowrl", "rewards", "pipelines", "configs", "assets")
         for path in (ROOT / folder).rglob("__init__.py")
     }
-    assert set(packages) == {name if name.startswith("flowrl") else f"flowrl.{name}" for name in found}
+    assert set(settings["packages"]) == {name_of.get(folder, folder.replace("/", ".")) for folder in folders}
 
 
 def test_scenes_renderer_and_checker_need_numpy_and_pillow_only():

@@ -1,4 +1,4 @@
-"""Entry point of the command `flowrl`. It lies outside the package, where no other project's `flowrl` overwrites it."""
+"""Entry point of the command `flowrl`, installed as the package `flowrl_align`: there no other project overwrites it."""
 
 from __future__ import annotations
 
