@@ -1,4 +1,4 @@
-"""Entry point of the command `flowrl`, installed as the package `flowrl_align`: there no other project overwrites it."""
+"""Entry point of the command `flowrl`; installed as the package `flowrl_align`, which no other project overwrites."""
 
 from __future__ import annotations
 
