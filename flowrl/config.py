@@ -12,24 +12,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, model_validator
 
-from .catalog import METHODS, PIPELINES, REWARDS, find_config, find_model, find_prompts
+from .catalog import METHODS, PIPELINES, REWARDS, find_config, find_model, find_prompts, reward_problem
 from .core.pairs import read_pairs
 from .core.prompts import read_prompts
 from .errors import ConfigError
 from .explain import explain
-from .overrides import apply_override
-from .registry import import_string, suggest
-
-
-class Section(BaseModel):
-    """Base of all config sections."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True, allow_inf_nan=False
-    )
+from .overrides import apply_overrides
+from .registry import suggest
+from .section import PathText, expand_path
+from .section import Section as Section
+from .yaml_text import load
 
 
 class MethodConfig(Section):
@@ -73,7 +67,7 @@ class LoraSection(Section):
 class ModelSection(Section):
     """The model and what of it is trained."""
 
-    path: str = "shapes-sd3"
+    path: PathText = "shapes-sd3"
     """A pipeline folder, a hub id, or a model that comes with flowrl."""
     family: str = "sd3"
     """Which pipeline adapter to use."""
@@ -90,13 +84,14 @@ class ModelSection(Section):
 
 
 class DataSection(Section):
-    """Prompt files: one prompt a line (.txt), or JSON lines with `prompt` and any further columns (.jsonl)."""
+    """Files of prompts: a prompt on each line (.txt), or rows with `prompt` and any further columns (.jsonl, .json,
+    .csv, .tsv, .parquet); see `flowrl.core.prompts.read_prompts`."""
 
-    train: str = "prompts/shapes_train.jsonl"
+    train: PathText = "prompts/shapes_train.jsonl"
     """Prompts to learn on; a path, or a file that comes with flowrl."""
-    eval: str = "prompts/shapes_eval.jsonl"
+    eval: PathText = "prompts/shapes_eval.jsonl"
     """Prompts to judge by, before and after."""
-    pairs: str | None = None
+    pairs: PathText | None = None
     """Learn from the images of a data set instead of from samples: a folder, file or pattern, see docs/pairs.md. Its
     prompts replace `train`, its images the rollout, its labels the rewards if none are named."""
 
@@ -213,7 +208,7 @@ class EvalSection(Section):
     """Classifier-free guidance; 1 is none."""
     batch_size: int = Field(96, ge=1)
     """Images in one forward pass, on each rank."""
-    rewards: Rewards = []
+    rewards: Rewards = Field(default_factory=list)
     """Further rewards that are only evaluated."""
 
 
@@ -233,7 +228,7 @@ class LogSection(Section):
 class Config(Section):
     """A whole run."""
 
-    output_dir: str = "runs/shapes"
+    output_dir: PathText = "runs/shapes"
     """Folder of the run; must not exist, unless resuming."""
     seed: int = Field(0, ge=0)
     """Every random number of the run follows from it."""
@@ -304,7 +299,7 @@ class Config(Section):
             found.append("rewards: all weights are 0, so there is nothing to learn")
         found += [f"rewards: {name!r} is named twice" for name in sorted({n for n in names if names.count(n) > 1})]
         for reward in [*self.rewards, *self.eval.rewards]:
-            found += _reward_problem(reward.name)
+            found += reward_problem(reward.name)
         if self.reward_schedule:
             found += [
                 f"reward_schedule.order: {name!r} is not among the rewards; {suggest(name, names)}"
@@ -325,40 +320,18 @@ class Config(Section):
         return [*self.rewards, *(reward for reward in self.eval.rewards if reward.name not in names)]
 
 
-def _reward_problem(name: str) -> list[str]:
-    if ":" in name:
-        try:
-            target = import_string(name)
-        except Exception as error:  # whatever the user's module does
-            return [f"reward {name!r} cannot be loaded: {type(error).__name__}: {error}"]
-        return [] if callable(target) else [f"reward {name!r} is a {type(target).__name__}, not a function or class"]
-    if name in REWARDS:
-        return []
-    return [f"unknown reward {name!r}; {suggest(name, list(REWARDS))}; your own is named 'package.module:attribute'"]
-
-
 def load_config(source: str | Path | dict[str, Any] | None = None, overrides: Sequence[str] = ()) -> Config:
     """Reads a config.
 
     Args:
         source: YAML file, name of a config that comes with flowrl, or a dict; default: the shapes run.
-        overrides: `dotted.key=value`, values in YAML.
+        overrides: `dotted.key=value`, values in YAML, or text as it is typed; see `flowrl.overrides`.
 
     Raises:
         ConfigError: anything unknown, of the wrong type or impossible, all of it in one message.
     """
-    if isinstance(source, dict):
-        tree = dict(source)
-    else:
-        path = find_config(str(source or "default"))
-        try:
-            tree = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: not YAML: {error}") from None
-        if not isinstance(tree, dict):
-            raise ConfigError(f"{path}: expected a mapping of sections, got {type(tree).__name__}")
-    for override in overrides:
-        apply_override(tree, override)
+    tree = dict(source) if isinstance(source, dict) else _read(find_config(expand_path(str(source or "default"))))
+    apply_overrides(tree, overrides, Config)
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
@@ -374,10 +347,23 @@ def load_run_config(run: str | Path, overrides: Sequence[str] = ()) -> Config:
     path = Path(run) / "config.yaml"
     if not path.is_file():
         raise ConfigError(f"{str(run)!r} is not the folder of a run (no config.yaml in it)")
-    tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    if not isinstance(tree, dict):
+    tree = _read(path)
+    if not tree:
         raise ConfigError(f"{path} holds no config; was it cut off?")
     return load_config(tree, overrides)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The tree in a config file."""
+    try:
+        tree = load(path.read_text(encoding="utf-8-sig"), str(path))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not YAML: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    if not isinstance(tree, dict | None):
+        raise ConfigError(f"{path}: expected a mapping of sections, got {type(tree).__name__}")
+    return tree or {}
 
 
 def check_files(config: Config, *, resume: bool = False) -> None:
@@ -386,8 +372,9 @@ def check_files(config: Config, *, resume: bool = False) -> None:
     Raises:
         ConfigError: a file is missing, or the output folder cannot be used.
     """
-    for name in (config.data.train, config.data.eval)[bool(config.data.pairs) :]:
-        read_prompts(find_prompts(name))
+    if not config.data.pairs:
+        read_prompts(find_prompts(config.data.train))
+    read_prompts(find_prompts(config.data.eval), for_eval=True)
     pairs = read_pairs(config.data.pairs) if config.data.pairs else None
     if pairs and config.group_size == 2 and not pairs.has_losers:
         raise ConfigError(
@@ -397,6 +384,8 @@ def check_files(config: Config, *, resume: bool = False) -> None:
     output = Path(config.output_dir)
     if resume:
         return
+    if any(len(os.fsencode(part)) > 255 for part in output.parts):
+        raise ConfigError(f"output_dir={config.output_dir!r}: no file name can be that long")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ConfigError(
             f"output_dir={config.output_dir!r} exists already: choose another, delete it, or continue it with "
