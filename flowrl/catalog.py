@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from importlib.resources import files
 from pathlib import Path
 
 from .errors import ConfigError
-from .registry import Registry, suggest
+from .registry import Registry, import_string, suggest
 
 METHODS = Registry(
     "method",
@@ -85,6 +86,19 @@ def method_deviations(name: str) -> str:
     return found[1] if found else ""
 
 
+def reward_problem(name: str) -> list[str]:
+    """Why a config cannot name this reward; empty if it can."""
+    if ":" in name:
+        try:
+            target = import_string(name)
+        except (Exception, SystemExit) as error:  # whatever the user's module does
+            return [f"reward {name!r} cannot be loaded: {type(error).__name__}: {error}"]
+        return [] if callable(target) else [f"reward {name!r} is a {type(target).__name__}, not a function or class"]
+    if name in REWARDS:
+        return []
+    return [f"unknown reward {name!r}; {suggest(name, list(REWARDS))}; your own is named 'package.module:attribute'"]
+
+
 def find_config(name: str) -> Path:
     """Path of a config file, or of a config that comes with flowrl.
 
@@ -93,7 +107,7 @@ def find_config(name: str) -> Path:
     """
     own = Path(str(files("flowrl.configs")))
     for path in (Path(name), own / f"{name}.yaml", own / name):
-        if path.is_file():
+        if os.path.isfile(path):  # False for what cannot be a file name
             return path
     raise ConfigError(f"no config {name!r}: not a file; {suggest(name, [path.stem for path in own.glob('*.yaml')])}")
 
@@ -106,7 +120,7 @@ def find_prompts(name: str) -> Path:
     """
     own = Path(str(files("flowrl.assets")))
     for path in (Path(name), own / name):
-        if path.is_file():
+        if os.path.isfile(path):  # False for what cannot be a file name
             return path
     raise ConfigError(f"no prompt file {name!r}; {suggest(name, [f'prompts/{p.name}' for p in own.glob('prompts/*')])}")
 
@@ -119,9 +133,9 @@ def find_model(name: str) -> str:
     """
     own = Path(str(files("flowrl.assets")))
     for path in (Path(name), own / name):
-        if (path / "model_index.json").is_file():
+        if os.path.isfile(path / "model_index.json"):
             return str(path)
-    if Path(name).is_dir():
+    if os.path.isdir(name):
         raise ConfigError(f"{name!r} is not a pipeline folder (no model_index.json in it)")
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         known = [path.parent.name for path in own.glob("*/model_index.json")]

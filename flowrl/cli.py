@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,14 +14,15 @@ from rich.table import Table
 
 from flowrl import __distribution__, __version__
 from flowrl.catalog import METHODS, REWARDS, method_deviations, method_notes, method_row
-from flowrl.config import EvalSection, check_files, load_config, load_run_config
+from flowrl.config import EvalSection, load_config, load_run_config
 from flowrl.errors import ConfigError, FlowrlError, Interrupted
-from flowrl.fields import expand
 from flowrl.identity import conflicts
-from flowrl.overrides import apply_override
+from flowrl.overrides import apply_overrides
+from flowrl.preflight import check_files
 from flowrl.registry import suggest
 from flowrl.resume import resumed_config
-from flowrl.yaml_text import dump_yaml
+from flowrl.section import expand_path
+from flowrl.yaml_text import dump
 
 app = typer.Typer(
     help="Aligns diffusion and flow-matching models with rewards.",
@@ -36,27 +38,31 @@ Overrides = Annotated[
 ]
 
 
-def _path(text: str) -> Path:
-    try:
-        return Path(expand(text))
-    except ValueError as error:
-        raise ConfigError(f"{text!r}: {error}") from None
-
-
-def _split(arguments: list[str] | None) -> tuple[Path | None, list[str]]:
-    """Config and overrides; the config is the one argument without "=", or that is a file."""
-    overrides = [argument for argument in arguments or [] if "=" in argument and not Path(argument).is_file()]
-    names = [argument for argument in arguments or [] if argument not in overrides]
+def _split(arguments: list[str] | None) -> tuple[str | None, list[str]]:
+    """Config and overrides; the config is the one argument without "=", or the one that is a file."""
+    names = [argument for argument in arguments or [] if "=" not in argument or _is_file(argument)]
     if len(names) > 1:
         raise ConfigError(f"expected one config, got {', '.join(names)}; overrides are written key=value")
-    return (_path(names[0]) if names else None), overrides
+    return (names[0] if names else None), [argument for argument in arguments or [] if argument not in names]
+
+
+def _is_file(argument: str) -> bool:
+    try:
+        return os.path.isfile(expand_path(argument))
+    except ConfigError:
+        return False
+
+
+def _expanded(path: Path | None) -> Path | None:
+    return None if path is None else Path(expand_path(str(path)))
 
 
 @app.command(context_settings=_PASS_ON)
 def train(
     arguments: Overrides = None,
     resume: Annotated[
-        Path | None, typer.Option(parser=_path, help="Go on with the run in this folder, perhaps with other overrides.")
+        Path | None,
+        typer.Option(callback=_expanded, help="Go on with the run in this folder, perhaps with other overrides."),
     ] = None,
 ) -> None:
     """Train. Without arguments: Flow-GRPO on the shapes world, a few minutes on two CPU cores.
@@ -80,7 +86,7 @@ def train(
 
 @app.command("eval", context_settings=_PASS_ON)
 def evaluate(
-    run: Annotated[Path, typer.Argument(parser=_path, help="Folder of a run.")],
+    run: Annotated[Path, typer.Argument(callback=_expanded, help="Folder of a run.")],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Fields of the eval section.")
     ] = None,
@@ -92,8 +98,8 @@ def evaluate(
     """
     _choice("--weights", weights, ("auto", "raw", "ema", "base"))
     fields: dict[str, Any] = {}
-    for override in overrides or []:
-        apply_override(fields, override.removeprefix("--").removeprefix("eval."))
+    plain = [override.removeprefix("--").removeprefix("eval.") for override in overrides or []]
+    apply_overrides(fields, plain, EvalSection)
     unknown = [key for key in fields if key not in EvalSection.model_fields]
     if unknown:
         raise ConfigError(f"unknown key {unknown[0]!r}; {suggest(unknown[0], list(EvalSection.model_fields))}")
@@ -101,10 +107,10 @@ def evaluate(
     from flowrl.report.summary import subsets
 
     prompts, result = judge(run, weights=weights, **fields)
-    table = Table("prompts", "n", *result.names)
+    table = Table("prompts", "n", *map(escape, result.names))
     for name, rows in subsets(prompts).items():
         means = result.table[rows].nanmean(0).tolist()
-        table.add_row(name, str(len(rows)), *(f"{mean:.3f}" for mean in means))
+        table.add_row(escape(name), str(len(rows)), *(f"{mean:.3f}" for mean in means))
     Console().print(table)
     print(f"weights: {result.weights}; mean pixel distance within a prompt {result.diversity:.4f}")
 
@@ -113,9 +119,9 @@ def evaluate(
 def sample(
     prompts: Annotated[list[str], typer.Argument(help="One or several prompts.")],
     run: Annotated[
-        Path | None, typer.Option(parser=_path, help="Folder of a run; default: the embedded shapes model.")
+        Path | None, typer.Option(callback=_expanded, help="Folder of a run; default: the embedded shapes model.")
     ] = None,
-    out: Annotated[Path, typer.Option(parser=_path, help="PNG file to write.")] = Path("samples.png"),
+    out: Annotated[Path, typer.Option(callback=_expanded, help="PNG file to write.")] = Path("samples.png"),
     num_images: Annotated[int, typer.Option(min=1, help="Images of each prompt.")] = 4,
     steps: Annotated[int, typer.Option(min=1, help="Sampling steps.")] = 20,
     guidance_scale: Annotated[float, typer.Option(min=0, help="Classifier-free guidance; 1 is none.")] = 1.0,
@@ -178,10 +184,10 @@ def calibrate(
 
 @app.command(context_settings=_PASS_ON)
 def pairs(
-    out: Annotated[Path, typer.Argument(parser=_path, help="New folder for images and pairs.jsonl.")],
+    out: Annotated[Path, typer.Argument(callback=_expanded, help="New folder for images and pairs.jsonl.")],
     arguments: Overrides = None,
     run: Annotated[
-        Path | None, typer.Option(parser=_path, help="Sample the model of this run; default: that of the config.")
+        Path | None, typer.Option(callback=_expanded, help="Sample the model of this run; default: that of the config.")
     ] = None,
     num_pairs: Annotated[int, typer.Option(min=1, help="How many.")] = 2000,
     margin: Annotated[float, typer.Option(min=0, help="The rewards of a pair differ by more than this.")] = 0.0,
@@ -213,7 +219,7 @@ def methods(
         print(method_notes(name))
         print("\n" + "\n".join(f"{key}: {row[key]}" for key in ("parts", "NFE", "config") if row[key]))
         defaults = method().model_dump(mode="json", exclude={"name"})
-        print("\ndefaults:\n" + dump_yaml(defaults).rstrip())
+        print("\ndefaults:\n" + dump(defaults, flow=None).rstrip())
         return
     rows = [method_row(name) for name in METHODS]
     if markdown:
@@ -240,7 +246,7 @@ def rewards() -> None:
     for name in REWARDS:
         status = reward_status(name)
         doc = (REWARDS.load(name).__doc__ or "").strip().splitlines()[0] if status == "ok" else ""
-        table.add_row(name, status, doc)
+        table.add_row(name, escape(status), doc)
     Console().print(table)
     print("Your own: name it 'package.module:attribute' in the config.")
 
@@ -266,7 +272,7 @@ def doctor() -> None:
     table.add_row("GPUs", ", ".join(gpus) or "none seen by torch")
     table.add_row("CPU threads", str(torch.get_num_threads()))
     for name in REWARDS:
-        table.add_row(f"reward {name}", reward_status(name))
+        table.add_row(f"reward {name}", escape(reward_status(name)))
     Console().print(table)
 
 

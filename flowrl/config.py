@@ -6,49 +6,20 @@ and refuses what it does not know, with the nearest name.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    SerializeAsAny,
-    ValidationError,
-    ValidationInfo,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, ValidationInfo, model_validator
 
-from .catalog import METHODS, PIPELINE_CLASSES, PIPELINES, REWARDS, find_config, find_model, find_prompts
-from .core.pairs import read_pairs
-from .core.prompts import read_prompts
+from .catalog import METHODS, PIPELINES, REWARDS, find_config, reward_problem
 from .errors import ConfigError
 from .explain import explain
-from .fields import PathText, numbers_only, value_kind
-from .folder import check_new
-from .model_folder import check_image_size, check_model_folder
-from .overrides import apply_override
-from .registry import import_string, suggest
-from .yaml_text import load_yaml
-
-
-class Section(BaseModel):
-    """Base of all config sections."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True, allow_inf_nan=False
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _booleans_are_no_numbers(cls, tree: Any) -> Any:
-        fields = cls.model_fields
-        if not isinstance(tree, dict):
-            return tree
-        return {k: numbers_only(v, fields[k].annotation) if k in fields else v for k, v in tree.items()}
+from .overrides import apply_overrides
+from .registry import suggest
+from .section import PathText, expand_path
+from .section import Section as Section
+from .yaml_text import load
 
 
 class MethodConfig(Section):
@@ -112,7 +83,8 @@ class ModelSection(Section):
 
 
 class DataSection(Section):
-    """Prompt files: one prompt a line (.txt), or JSON lines with `prompt` and any further columns (.jsonl)."""
+    """Files of prompts: a prompt on each line (.txt), or rows with `prompt` and any further columns (.jsonl, .json,
+    .csv, .tsv, .parquet); see `flowrl.core.prompts.read_prompts`."""
 
     train: PathText = "prompts/shapes_train.jsonl"
     """Prompts to learn on; a path, or a file that comes with flowrl."""
@@ -235,7 +207,7 @@ class EvalSection(Section):
     """Classifier-free guidance; 1 is none."""
     batch_size: int = Field(96, ge=1)
     """Images in one forward pass, on each rank."""
-    rewards: Rewards = []
+    rewards: Rewards = Field(default_factory=list)
     """Further rewards that are only evaluated."""
 
 
@@ -287,7 +259,7 @@ class Config(Section):
         found = self.method.problems(self.rollout)
         found += self._check_groups() + self._check_names() + self._check_data()
         if (info.context or {}).get("check_rewards", True):
-            found += [line for reward in [*self.rewards, *self.eval.rewards] for line in _reward_problem(reward.name)]
+            found += [line for reward in [*self.rewards, *self.eval.rewards] for line in reward_problem(reward.name)]
         if found:
             raise ValueError("\n".join(found))
         return self
@@ -354,18 +326,6 @@ class Config(Section):
         return [*self.rewards, *(reward for reward in self.eval.rewards if reward.name not in names)]
 
 
-def _reward_problem(name: str) -> list[str]:
-    if ":" in name:
-        try:
-            target = import_string(name)
-        except (Exception, SystemExit) as error:  # whatever the user's module does
-            return [f"reward {name!r} cannot be loaded: {type(error).__name__}: {error}"]
-        return [] if callable(target) else [f"reward {name!r} is a {type(target).__name__}, not a function or class"]
-    if name in REWARDS:
-        return []
-    return [f"unknown reward {name!r}; {suggest(name, list(REWARDS))}; your own is named 'package.module:attribute'"]
-
-
 def load_config(
     source: str | Path | dict[str, Any] | None = None, overrides: Sequence[str] = (), *, check_rewards: bool = True
 ) -> Config:
@@ -373,34 +333,18 @@ def load_config(
 
     Args:
         source: YAML file, name of a config that comes with flowrl, or a dict; default: the shapes run.
-        overrides: `dotted.key=value`, values in YAML.
+        overrides: `dotted.key=value`, values in YAML, or text as it is typed; see `flowrl.overrides`.
         check_rewards: import what the rewards name; not needed where nothing is scored.
 
     Raises:
         ConfigError: anything unknown, of the wrong type or impossible, all of it in one message.
     """
-    tree = dict(source) if isinstance(source, dict) else _read_tree(find_config(str(source or "default")))
-    for override in overrides:
-        apply_override(tree, override, lambda key: value_kind(Config, key, tree))
+    tree = dict(source) if isinstance(source, dict) else _read(find_config(expand_path(str(source or "default"))))
+    apply_overrides(tree, overrides, Config)
     try:
         return Config.model_validate(tree, context={"check_rewards": check_rewards})
     except ValidationError as error:
         raise ConfigError("\n".join(explain(item, Config) for item in error.errors())) from None
-
-
-def _read_tree(path: Path) -> dict[str, Any]:
-    """The sections in a YAML file.
-
-    Raises:
-        ConfigError: it holds none.
-    """
-    try:
-        tree = load_yaml(path.read_text(encoding="utf-8-sig"), str(path))
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not UTF-8 text: {error}") from None
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{path}: expected a mapping of sections, got {type(tree).__name__}")
-    return tree
 
 
 def load_run_config(run: str | Path, overrides: Sequence[str] = (), *, check_rewards: bool = True) -> Config:
@@ -412,26 +356,20 @@ def load_run_config(run: str | Path, overrides: Sequence[str] = (), *, check_rew
     path = Path(run) / "config.yaml"
     if not path.is_file():
         raise ConfigError(f"{str(run)!r} is not the folder of a run (no config.yaml in it)")
-    return load_config(_read_tree(path), overrides, check_rewards=check_rewards)
+    tree = _read(path)
+    if not tree:
+        raise ConfigError(f"{path} holds no config; was it cut off?")
+    return load_config(tree, overrides, check_rewards=check_rewards)
 
 
-def check_files(config: Config, *, resume: bool = False) -> None:
-    """Checks all that a run touches on disk, before any model is loaded; creates nothing.
-
-    Raises:
-        ConfigError: a file is missing, or the output folder cannot be used.
-    """
-    for name in (config.data.train, config.data.eval)[bool(config.data.pairs) :]:
-        read_prompts(find_prompts(name))
-    pairs = read_pairs(config.data.pairs) if config.data.pairs else None
-    if pairs and config.group_size == 2 and not pairs.has_losers:
-        raise ConfigError(
-            f"data.pairs={config.data.pairs!r} has no losers, which method.name={config.method.name} needs"
-        )
-    model = find_model(config.model.path)
-    check_model_folder(model, PIPELINE_CLASSES[config.model.family])
-    check_image_size(model, config.model.height, config.model.width)
-    if not resume:
-        check_new(Path(config.output_dir))
-    if config.log.tensorboard and importlib.util.find_spec("tensorboard") is None:
-        raise ConfigError("log.tensorboard=true needs the extra: pip install 'flowrl-align[tensorboard]'")
+def _read(path: Path) -> dict[str, Any]:
+    """The tree in a config file."""
+    try:
+        tree = load(path.read_text(encoding="utf-8-sig"), str(path))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not YAML: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    if not isinstance(tree, dict | None):
+        raise ConfigError(f"{path}: expected a mapping of sections, got {type(tree).__name__}")
+    return tree or {}

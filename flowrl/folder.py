@@ -37,6 +37,8 @@ def check_new(folder: Path) -> None:
     Raises:
         ConfigError: something worth keeping is in it, or it cannot be written.
     """
+    if any(len(os.fsencode(part)) > 255 for part in folder.parts):
+        raise ConfigError(f"output_dir={str(folder)!r}: no file name can be that long")
     if folder.exists() and not is_free(folder):
         holds_run = folder.is_dir() and bool(list_checkpoints(folder / "checkpoints"))
         go_on = f", or continue it with `flowrl train --resume {folder}`" if holds_run else ""

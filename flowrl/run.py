@@ -27,7 +27,7 @@ from flowrl.build import (
     trainer_settings,
     training_data,
 )
-from flowrl.config import Config, check_files, load_config
+from flowrl.config import Config, load_config
 from flowrl.core.evaluation import Evaluation, load_evaluation, save_evaluation
 from flowrl.core.fingerprint import of_data
 from flowrl.core.interrupt import Interruption
@@ -41,12 +41,13 @@ from flowrl.errors import CheckpointError, ConfigError, FlowrlError
 from flowrl.flow.export import export_policy
 from flowrl.flow.policy import FlowPolicy, to_pil
 from flowrl.folder import check_new, clear, clear_partial, owned
+from flowrl.preflight import check_files
 from flowrl.report.figures import curves, image_grid, save_atomically
 from flowrl.report.progress import RunProgress
 from flowrl.report.summary import comparison_rows, write_summary
 from flowrl.resume import Change, resumed_config
 from flowrl.rewards.base import build_rewards
-from flowrl.yaml_text import dump_yaml
+from flowrl.yaml_text import dump
 
 logger = logging.getLogger("flowrl")
 _BEFORE, _CHANGES = "before.pt", "changes.jsonl"
@@ -230,7 +231,7 @@ class _Run:
 
     def _write_config(self) -> None:
         if self.main:
-            text = dump_yaml(self.config.model_dump(mode="json"))
+            text = dump(self.config.model_dump(mode="json"))
             (self.folder / "config.yaml").write_text(text, encoding="utf-8", newline="\n")
         self.accelerator.wait_for_everyone()
 

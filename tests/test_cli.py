@@ -204,7 +204,7 @@ def test_a_reward_of_one_s_own_in_five_lines(tmp_path):
         "    return [float(np.asarray(image)[..., 0].mean()) / 255 for image in completions]\n",
         encoding="utf-8",
     )
-    result = flowrl("train", *SMALL, "rewards={'mine:red': 1}", "iterations=1", "output_dir=run", cwd=tmp_path)
+    result = flowrl("train", *SMALL[1:], "rewards={'mine:red': 1}", "iterations=1", "output_dir=run", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "after:  mine:red" in result.stdout
 

@@ -5,8 +5,9 @@ import pytest
 import yaml
 
 from flowrl.catalog import METHODS, find_model, find_prompts
-from flowrl.config import Config, check_files, load_config
+from flowrl.config import Config, load_config
 from flowrl.errors import ConfigError
+from flowrl.preflight import check_files
 
 CONFIGS = sorted(Path(str(files("flowrl.configs"))).glob("*.yaml"))
 

@@ -6,12 +6,13 @@ import torch
 from one_iteration import run, trainer_of
 from PIL import Image
 
-from flowrl.config import check_files, load_config
+from flowrl.config import load_config
 from flowrl.core.pairs import Pair, read_pairs, write_pairs
 from flowrl.core.types import SampleIds
 from flowrl.errors import ConfigError
 from flowrl.flow.data import PairData, to_pixels
 from flowrl.pair_building import write_pairs_of
+from flowrl.preflight import check_files
 from flowrl.shapes.render import render
 from flowrl.shapes.scenes import all_specs, sample_scene
 
