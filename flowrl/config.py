@@ -25,7 +25,7 @@ from pydantic import (
 
 from .catalog import METHODS, PIPELINES, REWARDS, find_config, find_model, find_prompts
 from .core.pairs import read_pairs
-from .core.prompts import read_prompts
+from .core.prompts import check_categories, read_prompts
 from .errors import ConfigError
 from .explain import explain
 from .folder import check_new
@@ -102,7 +102,8 @@ class ModelSection(Section):
 
 
 class DataSection(Section):
-    """Prompt files: one prompt a line (.txt), or JSON lines with `prompt` and any further columns (.jsonl)."""
+    """Prompt files: one prompt a line (.txt), or rows with `prompt` and any further columns: JSON lines or one array
+    (.jsonl, .ndjson, .json), a table with a header (.csv, .tsv), or parquet (.parquet, needs the extra `parquet`)."""
 
     train: str = "prompts/shapes_train.jsonl"
     """Prompts to learn on; a path, or a file that comes with flowrl."""
@@ -406,10 +407,12 @@ def check_files(config: Config, *, resume: bool = False) -> None:
     """Checks all that a run touches on disk, before any model is loaded; creates nothing.
 
     Raises:
-        ConfigError: a file is missing, or the output folder cannot be used.
+        ConfigError: a file is missing or malformed, or the output folder cannot be used.
     """
-    for name in (config.data.train, config.data.eval)[bool(config.data.pairs) :]:
-        read_prompts(find_prompts(name))
+    if not config.data.pairs:
+        read_prompts(find_prompts(config.data.train))
+    judged = find_prompts(config.data.eval)
+    check_categories(read_prompts(judged), judged)
     pairs = read_pairs(config.data.pairs) if config.data.pairs else None
     if pairs and config.group_size == 2 and not pairs.has_losers:
         raise ConfigError(

@@ -11,7 +11,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
@@ -20,7 +19,7 @@ from typing import Any, TypeAlias, overload
 
 from PIL import Image, ImageOps
 
-from flowrl.core.prompts import PromptSet
+from flowrl.core.prompts import PromptSet, import_pyarrow, reading_parquet
 from flowrl.errors import ConfigError
 
 PICK_A_PIC = ("caption", "jpg_0", "jpg_1", "label_0", "label_1", "has_label")
@@ -261,8 +260,8 @@ def _jsonl_pairs(file: Path) -> Iterator[Pair]:
 
 def _parquet_pairs(file: Path, dropped: Counter[str]) -> Iterator[Pair]:
     """Reads the text of one row group after the other; columns of bytes stay in the file."""
-    pa = _pyarrow()
-    with _reading(str(file)):
+    pa = import_pyarrow()
+    with reading_parquet(str(file)):
         table = pa.parquet.ParquetFile(file, memory_map=True)
     types = {column.name: column.type for column in table.schema_arrow}
     picks = "jpg_0" in types
@@ -275,7 +274,7 @@ def _parquet_pairs(file: Path, dropped: Counter[str]) -> Iterator[Pair]:
     read = [name for name in (PICK_A_PIC if picks else types) if name not in held]
     number = 0
     for group in range(table.num_row_groups):
-        with _reading(str(file)):
+        with reading_parquet(str(file)):
             rows = table.read_row_group(group, columns=read, use_threads=False).to_pylist()
         for i, row in enumerate(rows):
             number += 1
@@ -351,24 +350,6 @@ def _require_same_kind(first: Pair, pair: Pair) -> None:
         )
 
 
-def _pyarrow() -> Any:
-    """pyarrow with its parquet module; flowrl does not install it."""
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise ConfigError("reading parquet files needs pyarrow: pip install 'flowrl[parquet]'") from None
-    return pyarrow
-
-
-@contextmanager
-def _reading(where: str) -> Iterator[None]:
-    """pyarrow's errors as ConfigError."""
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{where}: not a parquet file that can be read: {error}") from error
-
-
 def _holds_bytes(pa: Any, kind: Any) -> bool:
     if pa.types.is_struct(kind):
         return any(_holds_bytes(pa, kind.field(i).type) for i in range(kind.num_fields))
@@ -377,7 +358,7 @@ def _holds_bytes(pa: Any, kind: Any) -> bool:
 
 def _from_parquet(cell: Cell, where: str) -> Path | bytes:
     """The bytes of a cell, or the file that it names."""
-    with _reading(where):
+    with reading_parquet(where):
         value = _column(cell.file, cell.group, cell.column)[cell.row].as_py()
     content, name = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
     if content:
@@ -390,5 +371,5 @@ def _from_parquet(cell: Cell, where: str) -> Path | bytes:
 @lru_cache(maxsize=2)
 def _column(file: Path, group: int, column: str) -> Any:
     """A column of a row group, kept because its neighbours and the other image are likely to be next."""
-    table = _pyarrow().parquet.ParquetFile(file, memory_map=True)
+    table = import_pyarrow().parquet.ParquetFile(file, memory_map=True)
     return table.read_row_group(group, columns=[column], use_threads=False).column(0)
