@@ -29,6 +29,8 @@ Row: TypeAlias = tuple[int, Any]
 
 _FLAGS = {"true": True, "yes": True, "1": True, "1.0": True}
 _FLAGS |= {"false": False, "no": False, "0": False, "0.0": False, "": False, "none": False}
+_BLANKS = re.compile(r"[ \t\r\n]*")
+_EMPTY_ARRAY = re.compile(r"\s*\[\s*\]\s*")
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,8 @@ def read_prompts(path: Path) -> PromptSet:
     - .csv, .tsv: a header, in it `prompt`; all values are text.
     - .parquet: a column `prompt`; values are what pyarrow's `to_pylist` makes of them.
 
-    Where the content says otherwise, it is believed: any of these may be parquet, and a .txt that starts with a JSON
-    object, or is one JSON value, is read as JSON. A byte-order mark is ignored. A column that a row lacks is None there.
+    Where the content says otherwise, it is believed: any of these may be parquet, and a .txt whose first line or whole
+    is a JSON object or array is read as JSON. A byte-order mark is ignored. A key that an object lacks is None there.
     Blank prompts and blank lines, but for empty lines at the end, are skipped and counted; a warning tells.
 
     Raises:
@@ -84,7 +86,7 @@ def read_prompts(path: Path) -> PromptSet:
         else:
             num_skipped += 1
     if not records:
-        raise ConfigError(f"{path}: no prompts in it" + (f", {num_skipped} blank" if num_skipped else ""))
+        raise ConfigError(f"{path}: no prompts in it")
     if num_skipped:
         _tell(path, num_skipped, path.stat().st_mtime_ns)
     names = sorted({name for record in records for name in record} - {"prompt"})
@@ -157,7 +159,7 @@ def _json(raw: bytes, path: Path) -> Iterator[Row]:
 
 def _array(text: str, path: Path) -> Iterator[Row]:
     """The elements of an array, one by one because the decoder does not tell their lines; a text is made an object."""
-    if _EMPTY.fullmatch(text):
+    if _EMPTY_ARRAY.fullmatch(text):
         return
     at, seen, line, mark = text.index("[") + 1, 0, 1, ","
     while mark == ",":
@@ -253,8 +255,6 @@ def _once(names: Iterable[str]) -> None:
 
 
 _JSON = json.JSONDecoder(object_pairs_hook=_object)
-_EMPTY = re.compile(r"\s*\[\s*\]\s*")
-_BLANKS = re.compile(r"[ \t\r\n]*")
 
 
 def _end_of_blanks(text: str, at: int) -> int:

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from flowrl.core.evaluation import Evaluation, paired_difference
-from flowrl.core.prompts import PromptSet
+from flowrl.core.prompts import PromptSet, truth
+
+
+ALL, HELD_OUT = "all", "held-out combinations"
 
 
 def subsets(prompts: PromptSet) -> dict[str, list[int]]:
-    """Rows of all prompts, of each category, and of those with a held-out combination, as far as there are any."""
-    found = {"all": list(range(len(prompts)))}
-    for category in dict.fromkeys(prompts.columns.get("category", [])):
-        found[str(category)] = [i for i, value in enumerate(prompts.columns["category"]) if value == category]
-    held_out = [i for i, value in enumerate(prompts.columns.get("held_out", [])) if value]
-    if held_out:
-        found["held-out combinations"] = held_out
-    return found
+    """Rows of all prompts, of each category, and of those with a held-out combination, as far as there are any.
+
+    A category is the text of what `category` holds, without blanks around it; a row where that is missing or blank
+    belongs to none. Where its name is one of the other subsets', " (category)" is added. Held out is what `truth` says.
+    """
+    found = {ALL: list(range(len(prompts)))}
+    categories: dict[str, list[int]] = {}
+    for row, value in enumerate(prompts.columns.get("category", [])):
+        if value is not None and str(value).strip():
+            categories.setdefault(str(value).strip(), []).append(row)
+    for name, rows in categories.items():
+        while name in (*found, HELD_OUT):
+            name += " (category)"
+        found[name] = rows
+    held_out = [row for row, value in enumerate(prompts.columns.get("held_out", [])) if truth(value)]
+    return found | ({HELD_OUT: held_out} if held_out else {})
 
 
 def comparison_rows(prompts: PromptSet, before: Evaluation, after: Evaluation) -> list[dict[str, Any]]:
@@ -65,7 +77,7 @@ def write_summary(
             "| prompts | n | before | after | difference (standard error) |",
             "|---|--:|--:|--:|--:|",
         ]
-        lines += [_row(record) for record in records if record["reward"] == name]
+        lines += [_figures(record) for record in records if record["reward"] == name]
         lines.append("")
     lines += ["## Diversity", ""]
     lines.append(
@@ -73,12 +85,16 @@ def write_summary(
         f"{diversity[1]:.4f} after."
     )
     lines += ["", "## Settings and cost", "", "| | |", "|---|---|"]
-    lines += [f"| {name} | {value} |" for name, value in facts.items()]
+    lines += [_row(name, value) for name, value in facts.items()]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
 
 
-def _row(record: Mapping[str, Any]) -> str:
-    return (
-        f"| {record['subset']} | {record['n']} | {record['before']:.3f} | {record['after']:.3f} "
-        f"| {record['difference']:+.3f} ({record['standard_error']:.3f}) |"
-    )
+def _figures(record: Mapping[str, Any]) -> str:
+    change = f"{record['difference']:+.3f} ({record['standard_error']:.3f})"
+    return _row(record["subset"], record["n"], f"{record['before']:.3f}", f"{record['after']:.3f}", change)
+
+
+def _row(*cells: Any) -> str:
+    """A line of a table. In a cell, `|` is escaped, with the backslashes before it, and a line break is `<br>`."""
+    texts = (re.sub(r"(\\*)\|", r"\1\1\\|", "<br>".join(str(cell).splitlines())) for cell in cells)
+    return f"| {' | '.join(texts)} |"
