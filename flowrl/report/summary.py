@@ -10,7 +10,6 @@ from typing import Any
 from flowrl.core.evaluation import Evaluation, paired_difference
 from flowrl.core.prompts import PromptSet, truth
 
-
 ALL, HELD_OUT = "all", "held-out combinations"
 
 
