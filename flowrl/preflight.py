@@ -8,7 +8,7 @@ from pathlib import Path
 from .catalog import PIPELINE_CLASSES, find_model, find_prompts
 from .config import Config
 from .core.pairs import read_pairs
-from .core.prompts import read_prompts
+from .core.prompts import check_categories, read_prompts
 from .errors import ConfigError
 from .folder import check_new
 from .model_folder import check_image_size, check_model_folder
@@ -22,7 +22,8 @@ def check_files(config: Config, *, resume: bool = False) -> None:
     """
     if not config.data.pairs:
         read_prompts(find_prompts(config.data.train))
-    read_prompts(find_prompts(config.data.eval), for_eval=True)
+    judged = find_prompts(config.data.eval)
+    check_categories(read_prompts(judged), judged)
     pairs = read_pairs(config.data.pairs) if config.data.pairs else None
     if pairs and config.group_size == 2 and not pairs.has_losers:
         raise ConfigError(

@@ -89,6 +89,13 @@ def test_import_is_silent_and_leaves_torch_alone():
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
+def test_reading_prompts_costs_neither_torch_nor_tables():
+    result = python(
+        "import flowrl.core.prompts, sys\nassert not {'torch', 'pandas', 'pyarrow', 'numpy'} & set(sys.modules)"
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
 def test_public_names_resolve_and_unknown_ones_are_told():
     import flowrl
 

@@ -19,8 +19,7 @@ from typing import Any, TypeAlias, overload
 
 from PIL import Image, ImageOps
 
-from flowrl.core.parquet import pyarrow, reading
-from flowrl.core.prompts import PromptSet, check_columns, check_text, parse_json
+from flowrl.core.prompts import PromptSet, import_pyarrow, reading_parquet
 from flowrl.errors import ConfigError
 
 PICK_A_PIC = ("caption", "jpg_0", "jpg_1", "label_0", "label_1", "has_label")
@@ -122,7 +121,7 @@ def read_pairs(path: str | Path) -> PairSet:
     dropped: Counter[str] = Counter()
     rows: list[Pair] = []
     for file in _files(Path(path)):
-        for pair in _jsonl_pairs(file) if file.suffix.lower() == ".jsonl" else _parquet_pairs(file, dropped):
+        for pair in _jsonl_pairs(file) if file.suffix == ".jsonl" else _parquet_pairs(file, dropped):
             if rows:
                 _require_same_kind(rows[0], pair)
             rows.append(pair)
@@ -235,20 +234,22 @@ def _files(path: Path) -> list[Path]:
     if not files or not all(file.is_file() for file in files):
         raise ConfigError(f"{path}: no such file or folder")
     for file in files:
-        if file.suffix.lower() not in (".jsonl", ".parquet"):
+        if file.suffix not in (".jsonl", ".parquet"):
             raise ConfigError(f"{file}: pairs are read from .jsonl or .parquet files, or a folder of them")
     return files
 
 
 def _jsonl_pairs(file: Path) -> Iterator[Pair]:
-    with file.open(encoding="utf-8-sig") as stream:
+    with file.open(encoding="utf-8") as stream:
         try:
             for number, line in enumerate(stream, 1):
                 if not line.strip():
                     continue
                 where = f"{file}:{number}"
-                row = parse_json(line, where)
-                check_text(row, where)
+                try:
+                    row = json.loads(line)
+                except json.JSONDecodeError as error:
+                    raise ConfigError(f"{where}: not JSON: {error}") from None
                 if not isinstance(row, dict):
                     raise ConfigError(f"{where}: expected an object with 'prompt', 'image_w' and 'image_l'")
                 _require_columns(row, where)
@@ -259,8 +260,8 @@ def _jsonl_pairs(file: Path) -> Iterator[Pair]:
 
 def _parquet_pairs(file: Path, dropped: Counter[str]) -> Iterator[Pair]:
     """Reads the text of one row group after the other; columns of bytes stay in the file."""
-    pa = pyarrow()
-    with reading(str(file)):
+    pa = import_pyarrow()
+    with reading_parquet(str(file)):
         table = pa.parquet.ParquetFile(file, memory_map=True)
     types = {column.name: column.type for column in table.schema_arrow}
     picks = "jpg_0" in types
@@ -273,7 +274,7 @@ def _parquet_pairs(file: Path, dropped: Counter[str]) -> Iterator[Pair]:
     read = [name for name in (PICK_A_PIC if picks else types) if name not in held]
     number = 0
     for group in range(table.num_row_groups):
-        with reading(str(file)):
+        with reading_parquet(str(file)):
             rows = table.read_row_group(group, columns=read, use_threads=False).to_pylist()
         for i, row in enumerate(rows):
             number += 1
@@ -321,7 +322,6 @@ def _pair(row: dict[str, Any], where: str, folder: Path) -> Pair:
         raise ConfigError(f"{where}: image_w and image_l are the same file {row[first]}; remove the row")
     reward_w, reward_l = (_reward(row.get(name), name, where) for name in ("reward_w", "reward_l"))
     columns = {name: value for name, value in row.items() if name not in _OWN}
-    check_columns(columns, where)
     return Pair(row["prompt"], winner, loser, reward_w, reward_l, columns, where)
 
 
@@ -358,7 +358,7 @@ def _holds_bytes(pa: Any, kind: Any) -> bool:
 
 def _from_parquet(cell: Cell, where: str) -> Path | bytes:
     """The bytes of a cell, or the file that it names."""
-    with reading(where):
+    with reading_parquet(where):
         value = _column(cell.file, cell.group, cell.column)[cell.row].as_py()
     content, name = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
     if content:
@@ -371,5 +371,5 @@ def _from_parquet(cell: Cell, where: str) -> Path | bytes:
 @lru_cache(maxsize=2)
 def _column(file: Path, group: int, column: str) -> Any:
     """A column of a row group, kept because its neighbours and the other image are likely to be next."""
-    table = pyarrow().parquet.ParquetFile(file, memory_map=True)
+    table = import_pyarrow().parquet.ParquetFile(file, memory_map=True)
     return table.read_row_group(group, columns=[column], use_threads=False).column(0)

@@ -6,36 +6,43 @@ import csv
 import io
 import json
 import logging
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from functools import cache
+import math
+import re
+import reprlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from flowrl.errors import ConfigError
 
-from .parquet import pyarrow, reading
+logger = logging.getLogger("flowrl")
 
-_JSON = (".jsonl", ".ndjson", ".json")
-_TABLES = {".csv": ",", ".tsv": "\t"}
-_SUFFIXES = (".txt", *_JSON, *_TABLES, ".parquet")
-_TAKEN = ("self", "prompts", "completions", "opponents")
-_FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False, "": False}
+RESERVED = ("prompts", "completions", "opponents", "self")
+"""What a reward is called with besides the columns."""
 
-Row: TypeAlias = tuple[str, dict[str, Any]]
-"""Where a record stands, for messages, and the record."""
+Row: TypeAlias = tuple[int, Any]
+"""A row of a file before it is checked, and the line it starts in (in parquet: its number), counted from 1."""
+
+_FLAGS = {"true": True, "yes": True, "1": True, "1.0": True}
+_FLAGS |= {"false": False, "no": False, "0": False, "0.0": False, "": False, "none": False}
+_BLANKS = re.compile(r"[ \t\r\n]*")
+_EMPTY_ARRAY = re.compile(r"\s*\[\s*\]\s*")
 
 
 @dataclass(frozen=True)
 class PromptSet:
     """Prompts, and the other columns of their file, each a list of the same length.
 
-    `num_skipped` counts the rows of the file that were left out because their prompt is blank.
+    `num_skipped` counts the blank prompts of the file, which are left out; sets with the same rows are equal.
     """
 
     prompts: list[str]
     columns: dict[str, list[Any]]
-    num_skipped: int = 0
+    num_skipped: int = field(default=0, compare=False)
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -47,220 +54,256 @@ class PromptSet:
         )
 
 
-def read_prompts(path: Path, *, for_eval: bool = False) -> PromptSet:
-    """Reads a file of prompts, and what else its rows hold as columns.
+def read_prompts(path: Path) -> PromptSet:
+    r"""Reads prompts and their columns; the suffix, in any case, says how.
 
-    * .txt: a prompt on each line that is not blank, without the spaces around it.
-    * .jsonl, .ndjson, .json: objects with `prompt` and any other keys, one a line or in an array; or texts.
-    * .csv, .tsv: a header with `prompt`; all values are text.
-    * .parquet: a column `prompt` (extra `parquet`).
+    - .txt: one prompt a line, without the blanks around it. Lines end with `\n` or `\r\n`.
+    - .jsonl, .ndjson, .json: an object with `prompt` and any other keys a line, or one array of objects or texts.
+    - .csv, .tsv: a header, in it `prompt`; all values are text.
+    - .parquet: a column `prompt`; values are what pyarrow's `to_pylist` makes of them.
 
-    The case of the suffix does not matter, and files of objects are read as JSON whatever their suffix. Rows with a
-    blank prompt are left out, which is said once.
-
-    Args:
-        for_eval: also check that the tables of a summary can be made: `category` is text, a number or a truth value,
-            and `held_out` a truth value, see `is_flagged`.
+    Where the content says otherwise, it is believed: any of these may be parquet, and a .txt whose first line or whole
+    is a JSON object or array is read as JSON. A byte-order mark is ignored. A key that an object lacks is None there.
+    Blank prompts and blank lines, but for empty lines at the end, are skipped and counted; a warning tells.
 
     Raises:
-        ConfigError: nothing in it, or a row is malformed; names file and line, or row of an array.
+        ConfigError: the file cannot be read, is of another kind or has no prompts; or a row has no text as `prompt`,
+            lacks or repeats a column, has one without a name or named as in `RESERVED`, or holds NaN, Infinity or half
+            a surrogate pair. Names file and line, in parquet file and row.
     """
-    suffix = path.suffix.lower()
-    if suffix and suffix not in _SUFFIXES:
-        raise ConfigError(f"{path}: prompts are read from {', '.join(_SUFFIXES)} files; convert it to one of them")
-    prompts, columns, skipped = [], [], 0
-    for where, record in _parquet_rows(path) if suffix == ".parquet" else _text_rows(path, suffix):
-        prompt = record.get("prompt")
-        if not isinstance(prompt, str):
-            found = f"it is {prompt!r}" if "prompt" in record else f"found: {', '.join(map(repr, record))}"
-            raise ConfigError(f"{where}: expected an object with a text 'prompt'; {found}")
-        check_columns(record, where)
-        if for_eval:
-            _check_subsets(record, where)
-        if prompt.strip():
-            prompts.append(prompt)
-            columns.append(record)
-        else:
-            skipped += 1
-    if not prompts:
-        raise ConfigError(f"{path}: no prompts in it" + (f", only {skipped} blank ones" if skipped else ""))
-    if skipped:
-        _tell(f"{path}: left out {skipped} row(s) with a blank prompt")
-    names = sorted({name for record in columns for name in record} - {"prompt"})
-    return PromptSet(prompts, {name: [record.get(name) for record in columns] for name in names}, skipped)
-
-
-def check_columns(names: Iterable[str], where: str) -> None:
-    """Refuses columns that rewards cannot be given, because they are called with arguments of these names.
-
-    Raises:
-        ConfigError: there is one; starts with `where`.
-    """
-    taken = [name for name in names if name in _TAKEN]
-    if taken:
-        raise ConfigError(f"{where}: rename the column {taken[0]!r}: rewards have an argument of that name")
-
-
-def is_flagged(value: Any) -> bool:
-    """Whether a cell says yes: a truth value, 1 or 0, missing (no), or text: true, false, yes, no, 1, 0 or blank.
-
-    Raises:
-        ValueError: it is none of these.
-    """
-    if value is None or (isinstance(value, bool | int | float) and value in (0, 1)):
-        return bool(value)
-    if isinstance(value, str) and value.strip().lower() in _FLAGS:
-        return _FLAGS[value.strip().lower()]
-    raise ValueError(f"{value!r} is neither true nor false")
-
-
-def parse_json(text: str, where: str) -> Any:
-    """What a JSON text holds.
-
-    Raises:
-        ConfigError: not JSON, or a key that stands twice in an object; starts with `where`.
-    """
+    read = _READERS.get(path.suffix.lower())
+    if read is None:
+        raise ConfigError(f"{path}: prompts are read from {', '.join(_READERS)}; save it as one of them")
     try:
-        return json.loads(text, object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{where}: not JSON: {error}") from None
-
-
-def check_text(value: Any, where: str) -> None:
-    """Refuses half of a surrogate pair anywhere in a value of JSON: no file and no tokenizer takes it.
-
-    Raises:
-        ConfigError: there is one; starts with `where`.
-    """
-    try:
-        json.dumps(value, ensure_ascii=False).encode("utf-8")
-    except UnicodeEncodeError as error:
-        half = ascii(error.object[error.start])
-        raise ConfigError(f"{where}: {half} is half of a surrogate pair and no text; remove it") from None
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} stands twice in an object")
-    return found
-
-
-def _text_rows(path: Path, suffix: str) -> Iterator[Row]:
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
+        raw = path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    records, num_skipped = [], 0
+    for number, record in (_parquet if raw[:4] == raw[-4:] == b"PAR1" else read)(raw, path):
+        _check(record, f"{path}:{number}")
+        if record["prompt"].strip():
+            records.append(record)
+        else:
+            num_skipped += 1
+    if not records:
+        raise ConfigError(f"{path}: no prompts in it")
+    if num_skipped:
+        _tell(path, num_skipped, path.stat().st_mtime_ns)
+    names = sorted({name for record in records for name in record} - {"prompt"})
+    columns = {name: [record.get(name) for record in records] for name in names}
+    return PromptSet([record["prompt"] for record in records], columns, num_skipped)
+
+
+def check_categories(prompts: PromptSet, path: Path) -> None:
+    """Checks the columns that a summary is made by: `category`, a text or number, and `held_out`, a truth.
+
+    Raises:
+        ConfigError: one of them is neither that nor missing; names file and row, which blank prompts do not count for.
+    """
+    for row, value in enumerate(prompts.columns.get("category", []), 1):
+        if isinstance(value, list | dict | bytes):
+            raise ConfigError(f"{path}: row {row}: 'category' is {_short(value)}; make it a text, or rename the column")
+    for row, value in enumerate(prompts.columns.get("held_out", []), 1):
+        if truth(value) is None:
+            raise ConfigError(f"{path}: row {row}: 'held_out' is {_short(value)}; make it true or false")
+
+
+def truth(value: Any) -> bool | None:
+    """A boolean, number or text as True (true, yes, 1) or False (false, no, 0, nothing), in any case; else None."""
+    return _FLAGS.get(str(value).strip().lower())
+
+
+def import_pyarrow() -> Any:
+    """pyarrow with its parquet module; flowrl does not install it.
+
+    Raises:
+        ConfigError: it is missing; says how to install it.
+    """
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise ConfigError("reading parquet files needs pyarrow: pip install 'flowrl-align[parquet]'") from None
+    return pyarrow
+
+
+@contextmanager
+def reading_parquet(where: str) -> Iterator[None]:
+    """pyarrow's errors as ConfigError."""
+    try:
+        yield
+    except (OSError, ValueError, TypeError, LookupError, ArithmeticError, NotImplementedError) as error:
+        raise ConfigError(f"{where}: not a parquet file that can be read: {error}") from error
+
+
+def _text(raw: bytes, path: Path) -> Iterator[Row]:
+    text = _decoded(raw, path)
+    if _is_json(text) or _is_json(text.lstrip().partition("\n")[0]):
+        yield from _json(raw, path)
+    else:
+        yield from ((number, {"prompt": line.strip()}) for number, line in enumerate(text.split("\n"), 1))
+
+
+def _json(raw: bytes, path: Path) -> Iterator[Row]:
+    text = _decoded(raw, path)
+    if text.lstrip().startswith("["):
+        yield from _array(text, path)
+        return
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            yield number, {"prompt": ""}
+            continue
+        with _reading_json(f"{path}:{number}"):
+            record = _JSON.decode(line)
+        yield number, record
+
+
+def _array(text: str, path: Path) -> Iterator[Row]:
+    """The elements of an array, one by one because the decoder does not tell their lines; a text is made an object."""
+    if _EMPTY_ARRAY.fullmatch(text):
+        return
+    at, seen, line, mark = text.index("[") + 1, 0, 1, ","
+    while mark == ",":
+        start = _end_of_blanks(text, at)
+        line, seen = line + text.count("\n", seen, start), start
+        with _reading_json(f"{path}:{line}"):
+            value, at = _JSON.raw_decode(text, start)
+        yield line, {"prompt": value} if isinstance(value, str) else value
+        at = _end_of_blanks(text, at) + 1
+        mark = text[at - 1 : at]
+    if mark != "]" or text[at:].strip():
+        raise ConfigError(f"{path}:{line}: not JSON: expected ',' or ']' after this, and nothing after the array")
+
+
+def _separated(raw: bytes, path: Path, *, delimiter: str) -> Iterator[Row]:
+    rows = csv.reader(io.StringIO(_decoded(raw, path), newline=""), delimiter=delimiter, strict=True)
+    line = 1
+    try:
+        header = [name.strip() for name in next(rows, [])]
+        _check_header(header, f"{path}:1")
+        line = rows.line_num + 1
+        for cells in rows:
+            if not any(cell.strip() for cell in cells):
+                yield line, {"prompt": ""}
+            elif len(cells) != len(header):
+                raise ConfigError(
+                    f"{path}:{line}: {len(cells)} values for {len(header)} columns; quote values with a separator"
+                )
+            else:
+                yield line, dict(zip(header, cells, strict=True))
+            line = rows.line_num + 1
+    except csv.Error as error:
+        raise ConfigError(f"{path}:{line}: not what the suffix says: {error}") from None
+
+
+def _parquet(raw: bytes, path: Path) -> Iterator[Row]:
+    pyarrow = import_pyarrow()
+    with reading_parquet(str(path)):
+        table = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(raw)).read(use_threads=False)
+    _check_header(table.column_names, str(path))
+    with reading_parquet(str(path)):
+        rows = table.to_pylist()
+    yield from enumerate(rows, 1)
+
+
+_READERS: dict[str, Callable[[bytes, Path], Iterator[Row]]] = {
+    ".txt": _text,
+    ".jsonl": _json,
+    ".ndjson": _json,
+    ".json": _json,
+    ".csv": partial(_separated, delimiter=","),
+    ".tsv": partial(_separated, delimiter="\t"),
+    ".parquet": _parquet,
+}
+
+
+def _decoded(raw: bytes, path: Path) -> str:
+    """The text, without a byte-order mark and without empty lines at its end."""
+    try:
+        text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text: {error}; save it as UTF-8") from None
     if "\0" in text:
-        raise ConfigError(f"{path}: not text, it holds NUL bytes; save it as UTF-8 text")
-    lines = [(f"{path}:{number}", line) for number, line in enumerate(io.StringIO(text, newline=None), 1)]
-    lines = [(where, line) for where, line in lines if line.strip()]
-    if not lines:
-        return iter(())
-    if suffix in _JSON or _holds_objects(text, lines):
-        return _json_rows(path, text, lines)
-    if suffix in _TABLES:
-        return _table_rows(path, text, _TABLES[suffix])
-    return ((where, {"prompt": line.strip()}) for where, line in lines)
-
-
-def _holds_objects(text: str, lines: list[tuple[str, str]]) -> bool:
-    """Whether the first line is an object of JSON, or the whole text one or an array of them."""
-    for part in (lines[0][1], text):
-        if part.lstrip().startswith(("{", "[")):
-            try:
-                value = json.loads(part)
-            except (ValueError, RecursionError):
-                continue
-            objects = value if isinstance(value, list) and part is text else [value]
-            if objects and all(isinstance(item, dict) and item for item in objects):
-                return True
-    return False
-
-
-def _json_rows(path: Path, text: str, lines: list[tuple[str, str]]) -> Iterator[Row]:
-    """Rows of the lines, or of the one array or object that fills the file."""
-    whole = text.lstrip().startswith("[") or _is_json(text)
-    if len(lines) > 1 and (_is_json(lines[0][1]) or not whole):
-        items = [(where, parse_json(line, where)) for where, line in lines]
-    else:
-        where = lines[0][0] if len(lines) == 1 else str(path)
-        found = parse_json(text, where)
-        items = [(where, found)]
-        if isinstance(found, list):
-            items = [(f"{path}, row {number}", item) for number, item in enumerate(found, 1)]
-    for where, item in items:
-        check_text(item, where)
-        record = {"prompt": item} if isinstance(item, str) else item
-        if not isinstance(record, dict):
-            raise ConfigError(f"{where}: expected an object with a text 'prompt', got {item!r}")
-        yield where, record
+        raise ConfigError(f"{path}: not text: holds NUL bytes; save it as UTF-8 text")
+    return text.rstrip("\r\n")
 
 
 def _is_json(text: str) -> bool:
     try:
-        json.loads(text)
+        return isinstance(json.loads(text), dict | list)
     except (ValueError, RecursionError):
+        return False
+
+
+@contextmanager
+def _reading_json(where: str) -> Iterator[None]:
+    """The decoder's errors as ConfigError."""
+    try:
+        yield
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: not JSON: {error}; expected an object a line, or one array") from None
+
+
+def _object(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    _once(name for name, _ in items)
+    return dict(items)
+
+
+def _once(names: Iterable[str]) -> None:
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ValueError(f"{twice[0]!r} occurs twice")
+
+
+_JSON = json.JSONDecoder(object_pairs_hook=_object)
+
+
+def _end_of_blanks(text: str, at: int) -> int:
+    match = _BLANKS.match(text, at)
+    return match.end() if match else at
+
+
+def _check_header(names: Sequence[str], where: str) -> None:
+    try:
+        _once(names)
+    except ValueError as error:
+        raise ConfigError(f"{where}: the column {error}; rename or remove one") from None
+    if "prompt" not in names:
+        raise ConfigError(f"{where}: no column 'prompt'; rename the one that holds it (found: {_short(list(names))})")
+
+
+def _check(record: Any, where: str) -> None:
+    """Refuses a row that is no object, or has a prompt, name or value that cannot be used."""
+    if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
+        raise ConfigError(f"{where}: expected an object with a text 'prompt', got {_short(record)}")
+    for name in record:
+        if not name.strip() or name in RESERVED:
+            raise ConfigError(f"{where}: a column cannot be named {name!r}; rename or remove it")
+    values = [record]
+    while values:
+        value = values.pop()
+        if isinstance(value, dict):
+            values += [*value, *value.values()]
+        elif isinstance(value, list | tuple):
+            values += value
+        elif isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{where}: holds {value}, no finite number; leave it out or write null")
+        elif isinstance(value, str) and not _encodable(value):
+            raise ConfigError(f"{where}: {_short(value)} holds half a surrogate pair, which is no text; remove it")
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
         return False
     return True
 
 
-def _table_rows(path: Path, text: str, delimiter: str) -> Iterator[Row]:
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    header: list[str] = []
-    try:
-        for cells in reader:
-            where = f"{path}:{reader.line_num}"
-            if not cells:
-                continue
-            if not header:
-                header = [name.strip() for name in cells]
-                _check_header(header, where)
-            elif len(cells) != len(header):
-                found = f"{len(cells)} cells, but the header has {len(header)}"
-                raise ConfigError(f"{where}: {found}; quote a cell that holds {delimiter!r}")
-            else:
-                yield where, dict(zip(header, cells, strict=True))
-    except csv.Error as error:
-        raise ConfigError(f"{path}:{reader.line_num}: not a table: {error}") from None
+def _short(value: Any) -> str:
+    return reprlib.repr(value)
 
 
-def _check_header(names: list[str], where: str) -> None:
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise ConfigError(f"{where}: the column {twice[0]!r} stands there twice; rename one")
-    if "prompt" not in names:
-        found = ", ".join(map(repr, names))
-        raise ConfigError(f"{where}: no column 'prompt'; rename the one that holds it (found: {found})")
-
-
-def _parquet_rows(path: Path) -> Iterator[Row]:
-    pa, before = pyarrow(), 0
-    with reading(str(path)):
-        table = pa.parquet.ParquetFile(path)
-    _check_header(table.schema_arrow.names, str(path))
-    for group in range(table.num_row_groups):
-        with reading(str(path)):
-            records = table.read_row_group(group, use_threads=False).to_pylist()
-        yield from ((f"{path}:{before + number}", record) for number, record in enumerate(records, 1))
-        before += len(records)
-
-
-def _check_subsets(record: dict[str, Any], where: str) -> None:
-    """Refuses what `flowrl.report.summary.subsets` could not put into a table."""
-    category = record.get("category")
-    if not isinstance(category, str | bool | int | float | None):
-        raise ConfigError(f"{where}: 'category' is {category!r}; expected text, a number or a truth value")
-    try:
-        is_flagged(record.get("held_out"))
-    except ValueError as error:
-        raise ConfigError(f"{where}: 'held_out': {error}; write true or false, or rename the column") from None
-
-
-@cache
-def _tell(message: str) -> None:
-    """Warns once, however often a file is read."""
-    logging.getLogger("flowrl").warning(message)
+@lru_cache
+def _tell(path: Path, num_skipped: int, _changed: int) -> None:
+    """Warns once, however often an unchanged file is read."""
+    logger.warning("%s: %d blank prompts skipped", path, num_skipped)

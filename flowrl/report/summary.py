@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from flowrl.core.evaluation import Evaluation, paired_difference
-from flowrl.core.prompts import PromptSet, is_flagged
+from flowrl.core.prompts import PromptSet, truth
 
-_HELD_OUT = "held-out combinations"
+ALL, HELD_OUT = "all", "held-out combinations"
 
 
 def subsets(prompts: PromptSet) -> dict[str, list[int]]:
     """Rows of all prompts, of each category, and of those with a held-out combination, as far as there are any.
 
-    Categories are told apart by their text; missing and blank ones are none. One that is called like another subset is
-    shown as `all (category)`. `held_out` is read by `is_flagged`; what is neither true nor false is no flag.
+    A category is the text of what `category` holds, without blanks around it; a row where that is missing or blank
+    belongs to none. Where its name is one of the other subsets', " (category)" is added. Held out is what `truth` says.
     """
-    found, held_out = {"all": list(range(len(prompts)))}, _held_out(prompts)
-    categories = ["" if value is None else str(value) for value in prompts.columns.get("category", [])]
-    for category in dict.fromkeys(category for category in categories if category.strip()):
-        name = category
-        while name in found or name == _HELD_OUT:
+    found = {ALL: list(range(len(prompts)))}
+    categories: dict[str, list[int]] = {}
+    for row, value in enumerate(prompts.columns.get("category", [])):
+        if value is not None and str(value).strip():
+            categories.setdefault(str(value).strip(), []).append(row)
+    for name, rows in categories.items():
+        while name in (*found, HELD_OUT):
             name += " (category)"
-        found[name] = [i for i, value in enumerate(categories) if value == category]
-    return found | ({_HELD_OUT: held_out} if held_out else {})
-
-
-def _held_out(prompts: PromptSet) -> list[int]:
-    rows = []
-    for i, value in enumerate(prompts.columns.get("held_out", [])):
-        with suppress(ValueError):
-            rows += [i] if is_flagged(value) else []
-    return rows
+        found[name] = rows
+    held_out = [row for row, value in enumerate(prompts.columns.get("held_out", [])) if truth(value)]
+    return found | ({HELD_OUT: held_out} if held_out else {})
 
 
 def comparison_rows(prompts: PromptSet, before: Evaluation, after: Evaluation) -> list[dict[str, Any]]:
@@ -73,15 +68,15 @@ def write_summary(
         diversity: before and after.
         facts: settings and cost, in the order they are shown.
     """
-    lines = [f"# {_line(title)}", "", "Same prompts and initial noise before and after.", ""]
+    lines = [f"# {title}", "", "Same prompts and initial noise before and after.", ""]
     for name in dict.fromkeys(record["reward"] for record in records):
         lines += [
-            f"## {_line(name)}",
+            f"## {name}",
             "",
             "| prompts | n | before | after | difference (standard error) |",
             "|---|--:|--:|--:|--:|",
         ]
-        lines += [_row(record) for record in records if record["reward"] == name]
+        lines += [_figures(record) for record in records if record["reward"] == name]
         lines.append("")
     lines += ["## Diversity", ""]
     lines.append(
@@ -89,22 +84,16 @@ def write_summary(
         f"{diversity[1]:.4f} after."
     )
     lines += ["", "## Settings and cost", "", "| | |", "|---|---|"]
-    lines += [f"| {_cell(name)} | {_cell(value)} |" for name, value in facts.items()]
+    lines += [_row(name, value) for name, value in facts.items()]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
 
 
-def _row(record: Mapping[str, Any]) -> str:
-    return (
-        f"| {_cell(record['subset'])} | {record['n']} | {record['before']:.3f} | {record['after']:.3f} "
-        f"| {record['difference']:+.3f} ({record['standard_error']:.3f}) |"
-    )
+def _figures(record: Mapping[str, Any]) -> str:
+    change = f"{record['difference']:+.3f} ({record['standard_error']:.3f})"
+    return _row(record["subset"], record["n"], f"{record['before']:.3f}", f"{record['after']:.3f}", change)
 
 
-def _line(text: Any) -> str:
-    """Text without line breaks."""
-    return " ".join(str(text).splitlines())
-
-
-def _cell(text: Any) -> str:
-    """Text as a cell of a Markdown table."""
-    return _line(text).replace("|", "\\|")
+def _row(*cells: Any) -> str:
+    """A line of a table. In a cell, `|` is escaped, with the backslashes before it, and a line break is `<br>`."""
+    texts = (re.sub(r"(\\*)\|", r"\1\1\\|", "<br>".join(str(cell).splitlines())) for cell in cells)
+    return f"| {' | '.join(texts)} |"

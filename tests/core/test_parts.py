@@ -1,4 +1,4 @@
-"""The small parts of the trainer core: groups, random keys, EMA, prompt files, evaluation, records."""
+"""The small parts of the trainer core: groups, random keys, EMA, evaluation, records."""
 
 import math
 
@@ -9,7 +9,6 @@ from flowrl.core.distributed import shard
 from flowrl.core.ema import EMA
 from flowrl.core.evaluation import mean_pairwise_distance, paired_difference
 from flowrl.core.groups import iteration_ids
-from flowrl.core.prompts import read_prompts
 from flowrl.core.random import numpy_generator, torch_generator
 from flowrl.core.tracking import MetricsFile, read_metrics
 
@@ -56,23 +55,6 @@ def test_ema_by_hand_and_swap_leaves_the_weights_alone():
         assert weight.item() == pytest.approx(2 / 11)
         raise RuntimeError("inside")
     assert weight.item() == 0.0
-
-
-def test_prompt_files(tmp_path):
-    text = tmp_path / "a.txt"
-    text.write_text("a cat\n\n a dog \n", encoding="utf-8")
-    assert read_prompts(text).prompts == ["a cat", "a dog"]
-    lines = tmp_path / "b.jsonl"
-    lines.write_text('{"prompt": "x", "target": "1"}\n{"prompt": "y"}\n', encoding="utf-8")
-    prompts = read_prompts(lines)
-    assert prompts.columns == {"target": ["1", None]}
-    assert prompts.rows([1, 0, 1]).prompts == ["y", "x", "y"]
-    lines.write_text('{"prompt": "x"}\n{"text": "y"}\n', encoding="utf-8")
-    with pytest.raises(ValueError, match=r"b\.jsonl:2: expected an object with a text 'prompt'"):
-        read_prompts(lines)
-    text.write_text("\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="no prompts"):
-        read_prompts(text)
 
 
 def test_paired_difference_by_hand():
