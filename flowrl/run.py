@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import platform
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,24 +32,23 @@ from flowrl.core.manifest import list_checkpoints, made_of
 from flowrl.core.policy import Method
 from flowrl.core.prompts import PromptSet
 from flowrl.core.scoring import Scorer
-from flowrl.core.tracking import MetricsFile, TensorBoard, finite, read_metrics
+from flowrl.core.tracking import MetricsFile, TensorBoard, read_metrics
 from flowrl.core.trainer import Trainer, check_groups
-from flowrl.errors import CheckpointError, ConfigError, FlowrlError
-from flowrl.flow.export import export_policy
+from flowrl.errors import CheckpointError, ConfigError
 from flowrl.flow.policy import FlowPolicy, to_pil
 from flowrl.folder import check_new, clear, clear_partial, owned
+from flowrl.last_page import CHANGES, LastPage, means
 from flowrl.preflight import check_files
-from flowrl.report.figures import curves, image_grid, save_atomically
+from flowrl.report.figures import image_grid, save_atomically
 from flowrl.report.progress import RunProgress
-from flowrl.report.summary import comparison_rows, write_summary
+from flowrl.report.summary import comparison_rows
 from flowrl.resume import Change, resumed_config
 from flowrl.rewards.base import build_rewards
 from flowrl.yaml_text import dump
 
 logger = logging.getLogger("flowrl")
-_BEFORE, _CHANGES = "before.pt", "changes.jsonl"
+_BEFORE = "before.pt"
 _NUM_GRID_IMAGES = 24
-_COUNTS = ("nfe/rollout", "nfe/completion", "nfe/search", "nfe/train", "reward_calls")
 
 
 def train(source: Any = None, overrides: Sequence[str] = (), *, resume: str | Path | None = None) -> Path:
@@ -155,14 +151,14 @@ class _Run:
         started: float,
     ):
         self.config, self.policy, self.trainer, self.accelerator = config, policy, trainer, accelerator
-        self.folder, self.started, self.main = trainer.folder, started, accelerator.is_main_process
+        self.folder, self.main = trainer.folder, accelerator.is_main_process
         self.prompts, self.judges, self.judged, self.before = prompts, judges, judged, before
         self.interruption = interruption
         self.metrics: MetricsFile | None = None
         self.timing: MetricsFile | None = None
         self.board: TensorBoard | None = None
         self.ready = False  # there is something to save
-        self.failed: list[str] = []
+        self.page = LastPage(config, policy, trainer, prompts, started)
         trainer.check, trainer.between = self._check, self._between
 
     def go(self, found: list[Change] | None) -> Path:
@@ -175,7 +171,7 @@ class _Run:
                 self.trainer.run()
             after = self._evaluate()
             if self.main:
-                self._finish(before, after)
+                self.page.write(before, after)
         except BaseException:
             self._leave()
             raise
@@ -237,7 +233,7 @@ class _Run:
 
     def _tell_changes(self, found: list[Change]) -> None:
         """Says and records under which new settings the run goes on."""
-        file = MetricsFile(self.folder / _CHANGES)
+        file = MetricsFile(self.folder / CHANGES)
         for key, old, new in found:
             schedule = self.config.optimizer.schedule
             moved = f"; the {schedule} schedule of the learning rate now ends there" if key == "iterations" else ""
@@ -321,7 +317,7 @@ class _Run:
         """The evaluation before training; kept in the folder, so that a resumed run has it."""
         self._grid()
         result = self._evaluate()
-        self.say("before: " + _means(result))
+        self.say("before: " + means(result))
         comparison_rows(self.prompts, result, result)  # what the last page needs, tried before anything is trained
         if self.main:
             save_evaluation(self.folder / _BEFORE, result, self.judged)
@@ -343,7 +339,8 @@ class _Run:
         last = done == self.config.iterations
         if log.grid_every and (done % log.grid_every == 0 or last):
             self._grid()
-            self._curves()
+            if self.main:
+                self.page.curves()
         if every and done % every == 0 and not last and done not in self._evaluated():
             self._evaluate()
 
@@ -358,85 +355,3 @@ class _Run:
             f"samples, {c.rollout.num_inference_steps} sampling steps, {updates} optimizer step(s) on each rollout"
             + ("; the ratio is then 1 by construction" if updates == 1 else "")
         )
-
-    def _curves(self) -> None:
-        if self.main:
-            title = f"{self.config.method.name} on {self.config.model.path}, seed {self.config.seed}"
-            curves(read_metrics(self.folder / "metrics.jsonl"), self.folder / "curves.png", title=title)
-
-    def _finish(self, before: Evaluation, after: Evaluation) -> None:
-        """The last page. A fault in one part of it costs that part only, and is told at the end."""
-        records = comparison_rows(self.prompts, before, after)
-        self._part("curves.png", self._curves)
-        export = self._part("the export", self._export)
-        self._part(
-            "summary.json",
-            lambda: (self.folder / "summary.json").write_text(
-                json.dumps([finite(record) for record in records], indent=1), encoding="utf-8", newline="\n"
-            ),
-        )
-        self._part(
-            "summary.md",
-            lambda: write_summary(
-                self.folder / "summary.md",
-                title=f"{self.config.method.name} on {self.config.model.path}, seed {self.config.seed}",
-                records=records,
-                diversity=(before.diversity, after.diversity),
-                facts=self._facts(after) | {"export": export or "failed"},
-            ),
-        )
-        self.say("after:  " + _means(after))
-        for record in records:
-            if record["subset"] == "all":
-                change, error = record["difference"], record["standard_error"]
-                self.say(f"{record['reward']}: {change:+.3f} (standard error of the paired difference {error:.3f})")
-        self.say(f"see {self.folder / 'summary.md'}, {self.folder / 'curves.png'} and {self.folder / 'samples'}")
-        if self.failed:
-            raise FlowrlError("the training is done, but not everything could be written: " + "; ".join(self.failed))
-
-    def _part(self, name: str, make: Callable[[], Any]) -> Any:
-        try:
-            return make()
-        except Exception as error:  # told by `_finish`
-            logger.debug("%s", name, exc_info=True)
-            self.failed.append(f"{name}: {type(error).__name__}: {error}")
-            return None
-
-    def _export(self) -> str:
-        """Writes what stock diffusers loads, and proves it by loading it."""
-        self.policy.model = self.accelerator.unwrap_model(self.policy.model, keep_fp32_wrapper=False)
-        with self.trainer.evaluation_weights() as weights:
-            error = export_policy(self.policy, self.config.model.path, self.folder / "export")
-        return f"{weights} weights; reloaded into the stock pipeline, largest difference of its velocity {error:.1e}"
-
-    def _facts(self, after: Evaluation) -> dict[str, str]:
-        c, timing = self.config, read_metrics(self.folder / "timing.jsonl")
-        phases = {name: sum(record.get(name, 0.0) for record in timing) for record in timing[:1] for name in record}
-        phases.pop("iteration", None)
-        records = read_metrics(self.folder / "metrics.jsonl")
-        calls = {name: sum(record.get(name, 0) for record in records) for name in _COUNTS}
-        trained = sum(parameter.numel() for parameter in self.trainer.updater.parameters.values())
-        return {
-            "command": f"flowrl train {self.folder / 'config.yaml'} output_dir=ANOTHER_FOLDER",
-            "iterations": f"{c.iterations} of {c.rollout.num_prompts} prompts x {c.rollout.group_size} samples",
-            **{
-                f"{change['key']} since iteration {change['iteration']}": f"{change['to']}, before {change['from']}"
-                for change in read_metrics(self.folder / _CHANGES)
-            },
-            "trained": f"{trained:,} parameters, " + (f"LoRA rank {c.model.lora.rank}" if c.model.lora else "full"),
-            "network evaluations": ", ".join(
-                f"{name[4:]} {int(n):,}" for name, n in calls.items() if n and "/" in name
-            ),
-            "scored completions": f"{int(calls['reward_calls']):,}",
-            "judged": f"{after.weights} weights, {c.eval.num_inference_steps} Euler steps, "
-            f"guidance {c.eval.guidance_scale}",
-            "seconds": f"{time.monotonic() - self.started:.0f} since the start of this process; "
-            + ", ".join(f"{name.removeprefix('seconds/')} {value:.1f}" for name, value in phases.items()),
-            "machine": f"{self.accelerator.num_processes} x {self.accelerator.device.type}, "
-            f"{torch.get_num_threads()} threads, Python {platform.python_version()}, torch {torch.__version__}, "
-            f"diffusers {version('diffusers')}",
-        }
-
-
-def _means(result: Evaluation) -> str:
-    return ", ".join(f"{name} {value:.3f}" for name, value in result.means().items())

@@ -2,10 +2,12 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -156,6 +158,73 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path, special):
     assert (killed / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
 
 
+@contextmanager
+def running(*arguments, until, **options):
+    """A run as a process, from the moment that the file `until` exists; killed at the end if it still runs."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flowrl.cli", "train", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        **options,
+    )
+    deadline = time.monotonic() + 200
+    try:
+        while not until.exists() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_saves_says_how_to_go_on_and_ends_with_the_shell_s_code(tmp_path, name, code):
+    folder = tmp_path / "run"
+    many = [*SMALL, "iterations=500", "log.checkpoint_every=0", f"output_dir={folder}"]
+    with running(*many, until=folder / "checkpoints" / "000000" / "manifest.json") as process:
+        time.sleep(1)
+        process.send_signal(getattr(signal, name))
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    assert f"go on with `flowrl train --resume {folder}`" in err
+    assert "Traceback" not in out + err
+    done = int(max(path.name for path in (folder / "checkpoints").iterdir()))
+    assert f"iteration {done} of 500 is saved" in err
+    result = flowrl("train", "--resume", folder, f"iterations={done + 1}")
+    assert result.returncode == 0, result.stderr
+    assert f"iterations: 500 until now, {done + 1} from here on" in result.stdout
+
+
+def test_a_second_run_in_the_same_folder_is_refused_while_the_first_goes_on(tmp_path):
+    folder = tmp_path / "run"
+    with running(*SMALL, "iterations=500", f"output_dir={folder}", until=folder / ".owner.json") as process:
+        second = flowrl("train", *SMALL, "seed=2", f"output_dir={folder}")
+        while not any(folder.glob("checkpoints/*/manifest.json")) and process.poll() is None:
+            time.sleep(0.01)
+        resumed = flowrl("train", "--resume", folder)
+        assert process.poll() is None
+    for result in (second, resumed):
+        assert result.returncode == 2
+        assert f"is in use by process {process.pid} on" in result.stderr
+
+
+def test_a_full_disk_is_one_line_and_leaves_no_partial_folder(tmp_path):
+    """A file may have a megabyte at most; all weights have more."""
+    result = flowrl(
+        "train",
+        *SMALL,
+        "output_dir=run",
+        cwd=tmp_path,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)),
+    )
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    assert "error cannot write the checkpoint run/checkpoints/000000: " in result.stderr
+    assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -198,7 +267,7 @@ def test_a_reward_that_fails_ends_the_run_with_its_name(tmp_path):
     assert "Traceback" not in result.stderr
 
 
-def test_a_reward_of_one_s_own_in_five_lines(tmp_path):
+def test_a_reward_of_one_s_own_in_five_lines_and_a_picture_without_it(tmp_path):
     (tmp_path / "mine.py").write_text(
         "import numpy as np\n\n\ndef red(prompts, completions, **columns):\n"
         "    return [float(np.asarray(image)[..., 0].mean()) / 255 for image in completions]\n",
@@ -207,6 +276,17 @@ def test_a_reward_of_one_s_own_in_five_lines(tmp_path):
     result = flowrl("train", *SMALL[1:], "rewards={'mine:red': 1}", "iterations=1", "output_dir=run", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "after:  mine:red" in result.stdout
+    (tmp_path / "mine.py").unlink()
+    result = flowrl("sample", "a red circle", "--run", "run", "--out", "grid.png", "--steps", 2, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "grid.png").exists()
+
+
+def test_a_reward_that_ends_the_process_is_no_success(tmp_path):
+    (tmp_path / "leave.py").write_text("import sys\nsys.exit(0)\n", encoding="utf-8")
+    result = flowrl("train", "rewards={'leave:x': 1}", "output_dir=run", cwd=tmp_path)
+    assert result.returncode == 2
+    assert "reward 'leave:x' cannot be loaded: SystemExit: 0" in result.stderr
 
 
 def test_calibrate_moves_each_level_and_prints_what_to_set():

@@ -1,4 +1,5 @@
 import io
+import re
 import warnings
 from math import inf, nan
 
@@ -20,6 +21,12 @@ def evaluation(values):
     return Evaluation(["score"], torch.tensor(values, dtype=torch.float64)[:, None], [], "raw", 0.1)
 
 
+def table_rows(folder, records, facts=None):
+    """The lines of all tables of a summary."""
+    write_summary(folder / "s.md", title="t", records=records, diversity=(0.1, 0.2), facts=facts or {})
+    return [line for line in (folder / "s.md").read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+
+
 def test_summary_by_hand(tmp_path):
     records = comparison_rows(PROMPTS, evaluation([0, 0, 0, 1]), evaluation([1, 0, 1, 1]))
     found = {record["subset"]: record for record in records}
@@ -38,6 +45,54 @@ def test_summary_by_hand(tmp_path):
 
 def test_prompt_files_without_categories_have_one_subset():
     assert subsets(PromptSet(["x", "y"], {})) == {"all": [0, 1]}
+
+
+def test_held_out_is_read_from_text():
+    values = ["false", "False", "NO", "0", "", None, 0, "maybe", "true", "TRUE", "Yes", "1", 1, True]
+    found = subsets(PromptSet(["p"] * len(values), {"held_out": values}))
+    assert found["held-out combinations"] == [8, 9, 10, 11, 12, 13]
+    assert list(subsets(PromptSet(["p", "q"], {"held_out": ["false", "0"]}))) == ["all"]
+
+
+def test_categories_named_as_another_subset_keep_apart(tmp_path):
+    names = ["all (category)", "all", "held-out combinations", "all"]
+    prompts = PromptSet(list("pqrs"), {"category": names, "held_out": [True, False, False, True]})
+    assert subsets(prompts) == {
+        "all": [0, 1, 2, 3],
+        "all (category)": [0],
+        "all (category) (category)": [1, 3],
+        "held-out combinations (category)": [2],
+        "held-out combinations": [0, 3],
+    }
+    records = comparison_rows(prompts, evaluation([0, 0, 0, 1]), evaluation([1, 0, 1, 1]))
+    assert [(r["subset"], r["n"]) for r in records] == [(name, len(rows)) for name, rows in subsets(prompts).items()]
+    lines = table_rows(tmp_path, records)
+    assert sum(line.startswith("| all | 4 |") for line in lines) == 1
+    assert sum(line.startswith("| held-out combinations | 2 |") for line in lines) == 1
+
+
+def test_numbers_and_booleans_are_categories_by_their_text():
+    values = [1, "1", True, 1.5, " 1 ", "True"]
+    found = subsets(PromptSet(["p"] * len(values), {"category": values}))
+    assert {name: rows for name, rows in found.items() if name != "all"} == {"1": [0, 1, 4], "True": [2, 5], "1.5": [3]}
+
+
+def test_a_row_without_category_belongs_to_none():
+    found = subsets(PromptSet(["p", "q", "r"], {"category": [None, "a", " "]}))
+    assert found == {"all": [0, 1, 2], "a": [1]}
+
+
+def test_a_category_that_is_no_text_does_not_cost_the_summary():
+    assert list(subsets(PromptSet(["p", "q"], {"category": [["a"], {"b": 1}]}))) == ["all", "['a']", "{'b': 1}"]
+
+
+def test_no_cell_breaks_a_table(tmp_path):
+    prompts = PromptSet(list("pqr"), {"category": ["a|b", "c\nd\r\ne", "f\\|g"]})
+    records = comparison_rows(prompts, evaluation([0, 0, 0]), evaluation([1, 0, 1]))
+    lines = table_rows(tmp_path, records, {"model | path": "x\ny"})
+    assert [line.split(" | ")[0] for line in lines[3:6]] == ["| a\\|b", "| c<br>d<br>e", "| f\\\\\\|g"]
+    assert lines[-1] == "| model \\| path | x<br>y |"
+    assert {len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) for line in lines[:6]} == {6}
 
 
 def test_pictures(tmp_path):

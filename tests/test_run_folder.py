@@ -146,7 +146,7 @@ def test_a_fault_in_one_part_of_the_last_page_costs_that_part_only(tmp_path, mon
     def fail(*args):
         raise OSError("no space left")
 
-    monkeypatch.setattr("flowrl.run.export_policy", fail)
+    monkeypatch.setattr("flowrl.last_page.export_policy", fail)
     with pytest.raises(FlowrlError, match="the training is done, but not everything could be written: the export: OSE"):
         start(tmp_path / "run")
     assert "| export | failed" in (tmp_path / "run" / "summary.md").read_text(encoding="utf-8")

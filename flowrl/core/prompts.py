@@ -27,8 +27,8 @@ RESERVED = ("prompts", "completions", "opponents", "self")
 Row: TypeAlias = tuple[int, Any]
 """A row of a file before it is checked, and the line it starts in (in parquet: its number), counted from 1."""
 
-_FLAGS = {"true": True, "yes": True, "1": True, "1.0": True}
-_FLAGS |= {"false": False, "no": False, "0": False, "0.0": False, "": False, "none": False}
+_TRUTHS = dict.fromkeys(("true", "yes", "1", "1.0"), True)
+_TRUTHS |= dict.fromkeys(("false", "no", "0", "0.0", "", "none"), False)
 _BLANKS = re.compile(r"[ \t\r\n]*")
 _EMPTY_ARRAY = re.compile(r"\s*\[\s*\]\s*")
 
@@ -68,14 +68,14 @@ def read_prompts(path: Path) -> PromptSet:
 
     Raises:
         ConfigError: the file cannot be read, is of another kind or has no prompts; or a row has no text as `prompt`,
-            lacks or repeats a column, has one without a name or named as in `RESERVED`, or holds NaN, Infinity or half
-            a surrogate pair. Names file and line, in parquet file and row.
+            repeats a column, has more or fewer than the header, one without a name or named as in `RESERVED`, or holds
+            NaN, Infinity or half a surrogate pair. Names file and line, in parquet file and row.
     """
     read = _READERS.get(path.suffix.lower())
     if read is None:
         raise ConfigError(f"{path}: prompts are read from {', '.join(_READERS)}; save it as one of them")
     try:
-        raw = path.read_bytes()
+        raw, changed = path.read_bytes(), path.stat().st_mtime_ns
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     records, num_skipped = [], 0
@@ -88,7 +88,7 @@ def read_prompts(path: Path) -> PromptSet:
     if not records:
         raise ConfigError(f"{path}: no prompts in it")
     if num_skipped:
-        _tell(path, num_skipped, path.stat().st_mtime_ns)
+        _tell(path, num_skipped, changed)
     names = sorted({name for record in records for name in record} - {"prompt"})
     columns = {name: [record.get(name) for record in records] for name in names}
     return PromptSet([record["prompt"] for record in records], columns, num_skipped)
@@ -110,7 +110,7 @@ def check_categories(prompts: PromptSet, path: Path) -> None:
 
 def truth(value: Any) -> bool | None:
     """A boolean, number or text as True (true, yes, 1) or False (false, no, 0, nothing), in any case; else None."""
-    return _FLAGS.get(str(value).strip().lower())
+    return _TRUTHS.get(str(value).strip().lower())
 
 
 def import_pyarrow() -> Any:
@@ -304,6 +304,6 @@ def _short(value: Any) -> str:
 
 
 @lru_cache
-def _tell(path: Path, num_skipped: int, _changed: int) -> None:
+def _tell(path: Path, num_skipped: int, changed: int) -> None:
     """Warns once, however often an unchanged file is read."""
-    logger.warning("%s: %d blank prompts skipped", path, num_skipped)
+    logger.warning("%s: %d blank prompt(s) skipped", path, num_skipped)

@@ -6,6 +6,8 @@ import json
 import logging
 import sys
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,9 +16,6 @@ from flowrl.config import load_config
 from flowrl.core.prompts import PromptSet, check_categories, read_prompts, truth
 from flowrl.errors import ConfigError
 from flowrl.preflight import check_files
-
-pa = pytest.importorskip("pyarrow")
-pq = pytest.importorskip("pyarrow.parquet")
 
 SUFFIXES = [".txt", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet"]
 ROWS = [{"prompt": "a cat, red", "target": "1"}, {"prompt": 'a "dog"', "target": "2"}]
@@ -159,7 +158,7 @@ def test_blank_prompts_are_skipped_counted_and_told_once(tmp_path, caplog, suffi
     assert prompts.columns == ({} if suffix == ".txt" else {"n": ["1", "3"]})
     (record,) = caplog.records
     assert (record.name, record.levelno) == ("flowrl", logging.WARNING)
-    assert record.getMessage() == f"{path}: {expected} blank prompts skipped"
+    assert record.getMessage() == f"{path}: {expected} blank prompt(s) skipped"
 
 
 @pytest.mark.parametrize(
@@ -317,6 +316,7 @@ def test_any_file_is_read_or_refused(folder, data, suffix):
     except ConfigError as error:
         assert f"any{suffix}" in str(error)  # noqa: PT017
     else:
+        assert suffix.lower() in SUFFIXES
         assert prompts.prompts
         assert all(prompt.strip() for prompt in prompts.prompts)
 
