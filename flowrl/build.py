@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from accelerate.utils import GradientAccumulationPlugin
 from PIL import Image
 
 from flowrl.catalog import PIPELINES, find_prompts
@@ -26,6 +27,7 @@ from flowrl.core.random import numpy_generator, torch_generator
 from flowrl.core.scoring import Reward, Scorer
 from flowrl.core.trainer import Settings, check_groups
 from flowrl.core.types import SampleIds
+from flowrl.environment import overrule
 from flowrl.errors import ConfigError
 from flowrl.flow.calibrate import CalibrationRound
 from flowrl.flow.calibrate import calibrate as run_calibration
@@ -40,7 +42,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 def build_accelerator(config: Config) -> Accelerator:
-    """The engine, on the device and in the precision of a config.
+    """The engine, on the device and in the precision of a config, whatever the environment asks for.
 
     Raises:
         ConfigError: this machine cannot do that.
@@ -52,8 +54,15 @@ def build_accelerator(config: Config) -> Accelerator:
     if use_cpu and config.model.dtype == "float16":
         raise ConfigError("model.dtype=float16 needs a GPU; on a CPU use float32")
     precision = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}[config.model.dtype]
-    AcceleratorState._reset_state()  # an earlier run in this process may have had another precision
-    return Accelerator(mixed_precision=precision, cpu=use_cpu)
+    overrule(use_cpu=use_cpu, precision=precision)
+    # an earlier run in this process may have had another precision or device
+    AcceleratorState._reset_state(reset_partial_state=True)
+    return Accelerator(
+        mixed_precision=precision,
+        cpu=use_cpu,
+        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
+        dynamo_backend="no",
+    )
 
 
 def build_policy(config: Config, prompts: PromptSet, device: torch.device | str = "cpu") -> FlowPolicy:

@@ -66,3 +66,35 @@ def test_progress_on_a_terminal_shows_rate_and_reward():
         progress.update(2, {"reward": 0.625})
     assert "2/4" in out.getvalue()
     assert "reward 0.625" in out.getvalue()
+
+
+def test_a_flag_that_is_text_is_read_as_it_is_meant():
+    prompts = PromptSet(["a", "b", "c", "d", "e"], {"held_out": ["false", "True", "", None, "maybe"]})
+    assert subsets(prompts) == {"all": [0, 1, 2, 3, 4], "held-out combinations": [1]}
+
+
+def test_a_category_called_like_another_subset_is_kept_apart():
+    names = ["all", "b", "all (category)", "held-out combinations"]
+    found = subsets(PromptSet(list("abcd"), {"category": names, "held_out": [True, False, False, False]}))
+    assert found == {
+        "all": [0, 1, 2, 3],
+        "all (category)": [0],
+        "b": [1],
+        "all (category) (category)": [2],
+        "held-out combinations (category)": [3],
+        "held-out combinations": [0],
+    }
+
+
+def test_categories_are_told_apart_by_their_text():
+    found = subsets(PromptSet(list("abcdefg"), {"category": [1, True, "1", None, "", [1], 2.5]}))
+    assert found == {"all": list(range(7)), "1": [0, 2], "True": [1], "[1]": [5], "2.5": [6]}
+
+
+def test_a_bar_or_a_line_break_does_not_break_the_tables(tmp_path):
+    prompts = PromptSet(["p"], {"category": ["a|b\nc\u2028d"]})
+    records = comparison_rows(prompts, evaluation([0]), evaluation([1]))
+    write_summary(tmp_path / "s.md", title="t", records=records, diversity=(0, 0), facts={"command": "x|y"})
+    text = (tmp_path / "s.md").read_text(encoding="utf-8")
+    assert "\n| a\\|b c d | 1 | 0.000 | 1.000 |" in text
+    assert "\n| command | x\\|y |" in text
