@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from flowrl import yaml_text
@@ -327,6 +327,10 @@ values = st.text() | odd_text | trees.map(lambda tree: yaml_text.dump(tree, flow
 
 @fuzz
 @given(st.lists(st.tuples(keys, values), max_size=3))
+@example([("seed", "!!bool x")])
+@example([("seed", "1" * 5000)])
+@example([("seed", "[" * 5000)])
+@example([("rewards", "[{}]"), ("rewards.x", "1")])
 def test_any_override_is_taken_or_refused(items):
     with suppress(ConfigError):
         assert isinstance(load_config(None, [f"{key}={value}" for key, value in items]), Config)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from merged import merged
 from safetensors.torch import load_file
 
 import flowrl
@@ -31,7 +32,7 @@ SMALL = [
 
 
 def run(folder, *overrides):
-    train(load_config(None, [*SMALL, f"output_dir={folder}", *overrides]))
+    train(load_config(None, merged(SMALL, f"output_dir={folder}", *overrides)))
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     return [record for record in records if "reward" in record]
 

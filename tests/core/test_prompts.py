@@ -7,7 +7,7 @@ import logging
 import sys
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from flowrl.core.pairs import read_pairs
@@ -270,10 +270,13 @@ suffixes = st.sampled_from([".txt", ".JSONL", ".json", ".ndjson", ".csv", ".TSV"
 
 @fuzz
 @given(contents, suffixes, st.booleans())
+@example(b"[" * 100000, ".jsonl", False)
+@example(b'{"prompt": ' + b"1" * 5000 + b"}", ".jsonl", False)
+@example(b'{"prompt": "\\ud800"}', ".jsonl", False)
 def test_any_file_is_read_or_refused(folder, content, suffix, for_eval):
     try:
         found = read_prompts(write(folder, "any" + suffix, content), for_eval=for_eval)
     except ConfigError:
         return
-    assert all(isinstance(prompt, str) and prompt.strip() for prompt in found.prompts)
+    assert all(prompt.strip() and prompt.encode() for prompt in found.prompts)
     assert all(len(values) == len(found) for values in found.columns.values())

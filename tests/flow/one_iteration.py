@@ -2,6 +2,7 @@
 
 from accelerate import Accelerator
 from flowrl.rewards.base import build_rewards
+from merged import merged
 
 from flowrl.build import build_controller, build_policy, trainer_settings, training_data
 from flowrl.config import load_config
@@ -24,7 +25,7 @@ SMALL = [
 
 def trainer_of(folder, *overrides, seen=None):
     """The trainer of a small run; `seen` collects the metrics of its iterations."""
-    config = load_config(None, [*SMALL, *overrides])
+    config = load_config(None, merged(SMALL, *overrides))
     prompts, data = training_data(config) if config.data.pairs else (PROMPTS, None)
     policy = build_policy(config, prompts)
     policy.data = data

@@ -113,7 +113,7 @@ def test_a_set_without_losers_is_for_fine_tuning_only(tmp_path):
     with pytest.raises(ConfigError, match="has no losers, which method.name=apo needs"):
         check_files(load_config(None, ["method=apo", *settings]))
     with pytest.raises(ConfigError, match="nowhere"):
-        check_files(load_config(None, ["method=sft", *settings, "data.pairs=nowhere"]))
+        check_files(load_config(None, ["method=sft", *settings[1:], "data.pairs=nowhere"]))
 
 
 def test_built_pairs_are_what_the_reward_says(tmp_path):
