@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +30,7 @@ from flowrl.core.scoring import Reward, Scorer
 from flowrl.core.trainer import Settings, check_groups
 from flowrl.core.types import SampleIds
 from flowrl.core.update import copy_into
+from flowrl.environment import overrule
 from flowrl.errors import ConfigError
 from flowrl.flow.calibrate import CalibrationRound
 from flowrl.flow.calibrate import calibrate as run_calibration
@@ -44,12 +42,11 @@ from flowrl.flow.steps import AllSteps
 from flowrl.resume import BY_CONTENT, changes, refuse
 from flowrl.rewards.base import build_reward, build_rewards
 
-logger = logging.getLogger("flowrl")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def build_accelerator(config: Config) -> Accelerator:
-    """The engine, on the device and in the precision of a config.
+    """The engine, on the device and in the precision of a config, whatever the environment asks for.
 
     Raises:
         ConfigError: this machine cannot do that.
@@ -61,34 +58,15 @@ def build_accelerator(config: Config) -> Accelerator:
     if use_cpu and config.model.dtype == "float16":
         raise ConfigError("model.dtype=float16 needs a GPU; on a CPU use float32")
     precision = {"float32": "no", "bfloat16": "bf16", "float16": "fp16"}[config.model.dtype]
-    AcceleratorState._reset_state()  # an earlier run in this process may have had another precision
-    with _without_engine_variables(precision, device):
-        return Accelerator(
-            mixed_precision=precision,
-            cpu=use_cpu,
-            dynamo_backend="no",
-            gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
-        )
-
-
-@contextmanager
-def _without_engine_variables(precision: str, device: str) -> Iterator[None]:
-    """Hides variables by which accelerate would do something else than the config says, and names them."""
-    owned = {
-        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "1",
-        "ACCELERATE_DYNAMO_BACKEND": "no",
-        "ACCELERATE_MIXED_PRECISION": precision,
-    }
-    if device != "auto":
-        owned |= {"ACCELERATE_USE_CPU": "true" if device == "cpu" else "false", "ACCELERATE_TORCH_DEVICE": device}
-    hidden = {name: os.environ.pop(name) for name in owned if name in os.environ}
-    for name, value in hidden.items():
-        if value.lower() != owned[name]:
-            logger.warning("%s=%s is not used: the config decides, for which it is %s", name, value, owned[name])
-    try:
-        yield
-    finally:
-        os.environ.update(hidden)
+    overrule(use_cpu=use_cpu, precision=precision)
+    # an earlier run in this process may have had another precision or device
+    AcceleratorState._reset_state(reset_partial_state=True)
+    return Accelerator(
+        mixed_precision=precision,
+        cpu=use_cpu,
+        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
+        dynamo_backend="no",
+    )
 
 
 def build_policy(

@@ -164,7 +164,7 @@ def calibrate(
     Example: [bold]flowrl calibrate dense_grpo_shapes --rounds 20 --step 0.05[/]
     """
     config = load_config(*_split(arguments))
-    check_files(config, resume=True)
+    check_files(config, writes=False)
     from flowrl.build import calibrate as run
 
     levels: tuple[float, ...] = ()
@@ -199,7 +199,7 @@ def pairs(
     if run is not None and arguments and _split(arguments)[0]:
         raise ConfigError("--run brings its own config; only overrides can be given besides")
     config = load_run_config(run, _split(arguments)[1]) if run is not None else load_config(*_split(arguments))
-    check_files(config, resume=True)
+    check_files(config, writes=False)
     from flowrl.pair_building import write_pairs_of
 
     count = write_pairs_of(config, out, run=run, num_pairs=num_pairs, margin=margin)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import BaseFileLock, FileLock, Timeout
 
 from .core.manifest import list_checkpoints
 from .errors import ConfigError
@@ -31,14 +31,24 @@ _BEGINNINGS = (
 """What a run writes before it has anything to go on from."""
 
 
+def check_unused(folder: Path) -> None:
+    """Whether no other process owns a folder; told before anything is loaded.
+
+    Raises:
+        ConfigError: one does; says which. Or it can be no folder.
+    """
+    if any(len(os.fsencode(part)) > 255 for part in folder.parts):
+        raise ConfigError(f"output_dir={str(folder)!r}: no file name can be that long")
+    if (folder / _LOCK).is_file():
+        _acquire(folder).release()
+
+
 def check_new(folder: Path) -> None:
     """Whether a new run can have this folder; creates nothing.
 
     Raises:
         ConfigError: something worth keeping is in it, or it cannot be written.
     """
-    if any(len(os.fsencode(part)) > 255 for part in folder.parts):
-        raise ConfigError(f"output_dir={str(folder)!r}: no file name can be that long")
     if folder.exists() and not is_free(folder):
         holds_run = folder.is_dir() and bool(list_checkpoints(folder / "checkpoints"))
         go_on = f", or continue it with `flowrl train --resume {folder}`" if holds_run else ""
@@ -82,11 +92,7 @@ def owned(folder: Path) -> Iterator[None]:
     """
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / _LOCK, timeout=0)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise ConfigError(f"{str(folder)!r} is in use by {_owner(folder)}; wait for it, or choose another") from None
+    lock = _acquire(folder)
     try:
         owner = {"process": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
         (folder / _OWNER).write_text(json.dumps(owner), encoding="utf-8", newline="\n")
@@ -96,6 +102,15 @@ def owned(folder: Path) -> Iterator[None]:
         left = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
         if is_new and left <= {_LOCK, _OWNER}:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _acquire(folder: Path) -> BaseFileLock:
+    lock = FileLock(folder / _LOCK, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ConfigError(f"{str(folder)!r} is in use by {_owner(folder)}; wait for it, or choose another") from None
+    return lock
 
 
 def _owner(folder: Path) -> str:

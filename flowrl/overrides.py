@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from types import NoneType
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel
@@ -70,11 +70,13 @@ def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _is_text(annotation: Any) -> bool:
-    """Whether it is `str`, or `str | None`."""
+    """Whether it is `str` or a choice of texts, perhaps None."""
     if get_origin(annotation) is Annotated:
-        annotation = get_args(annotation)[0]
-    members = [member for member in get_args(annotation) if member is not NoneType]
-    return annotation is str or (len(members) == 1 and len(get_args(annotation)) == 2 and _is_text(members[0]))
+        return _is_text(get_args(annotation)[0])
+    if get_origin(annotation) is Literal:
+        return all(isinstance(choice, str) for choice in get_args(annotation))
+    others = [member for member in get_args(annotation) if member is not NoneType]
+    return annotation is str or (NoneType in get_args(annotation) and len(others) == 1 and _is_text(others[0]))
 
 
 def _unquoted(text: str) -> str:

@@ -10,12 +10,16 @@ from .config import Config
 from .core.pairs import read_pairs
 from .core.prompts import check_categories, read_prompts
 from .errors import ConfigError
-from .folder import check_new
+from .folder import check_new, check_unused
 from .model_folder import check_image_size, check_model_folder
 
 
-def check_files(config: Config, *, resume: bool = False) -> None:
+def check_files(config: Config, *, resume: bool = False, writes: bool = True) -> None:
     """Checks all that a run touches on disk, before any model is loaded; creates nothing.
+
+    Args:
+        resume: the output folder is that of a run to go on with.
+        writes: something is written to the output folder.
 
     Raises:
         ConfigError: a file is missing, or the output folder cannot be used.
@@ -32,7 +36,9 @@ def check_files(config: Config, *, resume: bool = False) -> None:
     model = find_model(config.model.path)
     check_model_folder(model, PIPELINE_CLASSES[config.model.family])
     check_image_size(model, config.model.height, config.model.width)
-    if not resume:
+    if writes:
+        check_unused(Path(config.output_dir))
+    if writes and not resume:
         check_new(Path(config.output_dir))
     if config.log.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise ConfigError("log.tensorboard=true needs the extra: pip install 'flowrl-align[tensorboard]'")

@@ -15,6 +15,9 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from flowrl.cli import _split, main
+from flowrl.errors import ConfigError
+
 SMALL = [
     "iterations=4",
     "rollout.num_prompts=2",
@@ -238,6 +241,7 @@ def test_a_full_disk_is_one_line_and_leaves_no_partial_folder(tmp_path):
         (["rewards.shapes_strikt=1"], "unknown reward 'shapes_strikt'"),
         (["nonsense"], "no config 'nonsense'"),
         (["--resume", "nowhere"], "'nowhere' is not the folder of a run"),
+        (["--resume", "$NO_SUCH_NAME/run"], "the environment has no 'NO_SUCH_NAME'"),
     ],
 )
 def test_bad_input_is_refused_at_once_and_leaves_nothing(tmp_path, arguments, message):
@@ -247,6 +251,27 @@ def test_bad_input_is_refused_at_once_and_leaves_nothing(tmp_path, arguments, me
     assert message in result.stderr
     assert "Traceback" not in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_config_is_found_by_its_path_even_with_an_equals_sign(tmp_path, monkeypatch):
+    path = tmp_path / "lr=1" / "config.yaml"
+    path.parent.mkdir()
+    path.write_text("seed: 5\n", encoding="utf-8")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for written in (str(path), "~/lr=1/config.yaml"):
+        assert _split([written, "output_dir=a=b"]) == (written, ["output_dir=a=b"])
+    with pytest.raises(ConfigError, match="expected one config"):
+        _split([str(path), "default"])
+
+
+@pytest.mark.parametrize(
+    "command", [["eval"], ["sample", "a", "--run"], ["pairs", "out", "--run"], ["train", "--resume"]]
+)
+def test_every_path_of_the_command_line_is_expanded(tmp_path, monkeypatch, capsys, command):
+    monkeypatch.setenv("WHERE", str(tmp_path))
+    with pytest.raises(SystemExit):
+        main([*command, "$WHERE/none"])
+    assert f"'{tmp_path}/none' is not the folder of a run" in capsys.readouterr().err
 
 
 def test_an_unusable_output_folder_is_refused(tmp_path):

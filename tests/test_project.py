@@ -17,6 +17,7 @@ ALLOWED = {
     "registry": set(),
     "catalog": {"registry", "errors"},
     "explain": {"registry"},
+    "environment": set(),
     "yaml_text": {"errors"},
     "section": {"errors"},
     "overrides": {"catalog", "errors", "yaml_text"},

@@ -193,3 +193,8 @@ def test_progress_on_a_terminal_shows_rate_and_reward():
         progress.update(2, {"reward": 0.625})
     assert "2/4" in out.getvalue()
     assert "reward 0.625" in out.getvalue()
+
+
+def test_a_flag_that_is_text_is_read_as_it_is_meant():
+    prompts = PromptSet(["a", "b", "c", "d", "e"], {"held_out": ["false", "True", "", None, "maybe"]})
+    assert subsets(prompts) == {"all": [0, 1, 2, 3, 4], "held-out combinations": [1]}

@@ -147,15 +147,3 @@ def test_reward_rises(tmp_path):
     )
     assert record["difference"] > 5 * record["standard_error"] > 0
     assert record["difference"] > 0.1 * record["before"]
-
-
-def test_the_environment_of_the_engine_changes_nothing(tmp_path, monkeypatch, caplog):
-    """Gradient accumulation would divide the gradient, the compiler would break the export."""
-    records = run(tmp_path / "plain", "rewards={'fake_rewards:dark': 1}")
-    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
-    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "eager")
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
-    assert run(tmp_path / "other", "rewards={'fake_rewards:dark': 1}") == records
-    assert same(weights(tmp_path / "plain", 2), weights(tmp_path / "other", 2))
-    for name in ("GRADIENT_ACCUMULATION_STEPS=4", "DYNAMO_BACKEND=eager", "MIXED_PRECISION=bf16"):
-        assert caplog.text.count(f"ACCELERATE_{name} is not used") == 1
