@@ -80,8 +80,9 @@ def test_a_run_leaves_what_the_readme_promises(finished):
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [r["iteration"] for r in records] == [0, 1, 2, 3, 4, 4]
     # eps/2 6e-8 x sqrt(512) of the longest sum x 40 layers = 5e-5 of a velocity of 2, times |d mean / d v| / std, 75 on
-    # the step to the tiny last sigma; the wrong noise or prompt moves the ratio by 0.1 and more
-    assert all(r["ratio_deviation_first"] < 1e-2 for r in records if "ratio_deviation_first" in r)
+    # the step to the tiny last sigma: 8e-3 in each of 512 latents, whose noise is independent of it, so 4e-4 in the
+    # mean. A wrong prompt moves the ratio by 1e-2, a wrong state by 1.
+    assert all(r["ratio_deviation_first"] < 1e-3 for r in records if "ratio_deviation_first" in r)
     summary = (folder / "summary.md").read_text(encoding="utf-8")
     assert "| all | 12 |" in summary
     assert "reloaded into the stock pipeline" in summary

@@ -1,6 +1,7 @@
 """Whole runs in this process: what moves the weights, and what must not."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -115,6 +116,10 @@ def test_a_run_without_any_score_stops(tmp_path):
         run(tmp_path, "rewards={'fake_rewards:never': 1}")
 
 
+@pytest.mark.skipif(
+    os.environ.get("ATEN_CPU_CAPABILITY") in ("default", "avx2"),
+    reason="torch's bfloat16 attention fails where this hides the AVX-512 that the processor has",
+)
 @pytest.mark.parametrize("lora", [True, False])
 def test_bfloat16_runs_to_the_end_with_float32_weights(tmp_path, lora):
     extra = ["model.lora.rank=4"] if lora else []

@@ -50,9 +50,8 @@ def test_ode_images_equal_the_stock_pipelines(stock, shapes_path, exact, num_ste
 
 
 def test_contract(shapes_path):
-    figures = check_pipeline(SD3Adapter.load(shapes_path, max_sequence_length=0))
-    # eps/2 6e-8 x sqrt(512) of the longest sum x 40 layers = 5e-5, for velocities of up to 6
-    assert figures["batch_gap"] < 3e-4
+    figures = check_pipeline(SD3Adapter.load(shapes_path, dtype=torch.float64, max_sequence_length=0))
+    assert figures["batch_gap"] < 1e-7  # exact but for diffusers' RMSNorm, which rounds to float32, eps/2 6e-8
 
 
 def test_contract_finds_what_is_wrong(shapes_path):
