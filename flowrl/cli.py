@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -292,6 +293,9 @@ def main(arguments: list[str] | None = None) -> Any:
     """Entry point of the `flowrl` command."""
     for conflict in conflicts():
         Console(stderr=True).print(f"[bold yellow]warning[/] {escape(conflict)}", highlight=False, soft_wrap=True)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a character that the terminal does not have is no reason to stop
+            stream.reconfigure(errors="backslashreplace")
     sys.path.append(str(Path.cwd()))  # rewards of one's own may lie in the working folder
     try:
         return app(arguments)

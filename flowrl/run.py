@@ -71,17 +71,18 @@ def train(source: Any = None, overrides: Sequence[str] = (), *, resume: str | Pa
     check_files(config, resume=resume is not None)
     accelerator = build_accelerator(config)
     folder = Path(config.output_dir)
-    with Interruption() as interruption, owned(folder) if accelerator.is_main_process else nullcontext():
+    with owned(folder) if accelerator.is_main_process else nullcontext():
         if accelerator.is_main_process:
             if resume is None:
                 check_new(folder)  # once more, now that nobody else can write there
                 clear(folder)
             clear_partial(folder)
-        run = _build(config, accelerator, interruption, resuming=resume is not None)
-        return run.go(found)
+        run = _build(config, accelerator, resuming=resume is not None)
+        with run.interruption:
+            return run.go(found)
 
 
-def _build(config: Config, accelerator: Accelerator, interruption: Interruption, *, resuming: bool) -> _Run:
+def _build(config: Config, accelerator: Accelerator, *, resuming: bool) -> _Run:
     """All parts of a run; what cannot be built is told before anything is written."""
     started, folder = time.monotonic(), Path(config.output_dir)
     train_prompts, data = training_data(config)
@@ -112,7 +113,7 @@ def _build(config: Config, accelerator: Accelerator, interruption: Interruption,
         controller=build_controller(config),
         made_of=made_of,
     )
-    return _Run(config, policy, trainer, prompts, judges, judged, before, accelerator, interruption, started)
+    return _Run(config, policy, trainer, prompts, judges, judged, before, accelerator, started)
 
 
 def _judged(config: Config, prompts: PromptSet, judges: Scorer) -> dict[str, Any]:
@@ -147,13 +148,12 @@ class _Run:
         judged: dict[str, Any],
         before: Evaluation | str,
         accelerator: Accelerator,
-        interruption: Interruption,
         started: float,
     ):
         self.config, self.policy, self.trainer, self.accelerator = config, policy, trainer, accelerator
         self.folder, self.main = trainer.folder, accelerator.is_main_process
         self.prompts, self.judges, self.judged, self.before = prompts, judges, judged, before
-        self.interruption = interruption
+        self.interruption = Interruption()
         self.metrics: MetricsFile | None = None
         self.timing: MetricsFile | None = None
         self.board: TensorBoard | None = None
@@ -172,8 +172,9 @@ class _Run:
             after = self._evaluate()
             if self.main:
                 self.page.write(before, after)
-        except BaseException:
-            self._leave()
+        except BaseException as error:
+            if self.ready or not isinstance(error, ConfigError):
+                self._leave()
             raise
         self.accelerator.wait_for_everyone()
         return self.folder

@@ -33,14 +33,14 @@ SMALL = [
 ]
 
 
-def flowrl(*arguments, timeout=240, **options):
+def flowrl(*arguments, timeout=240, env=(), **options):
     return subprocess.run(
         [sys.executable, "-m", "flowrl.cli", *map(str, arguments)],
         capture_output=True,
         encoding="utf-8",
         timeout=timeout,
         check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"} | dict(env),
         **options,
     )
 
@@ -227,6 +227,19 @@ def test_a_full_disk_is_one_line_and_leaves_no_partial_folder(tmp_path):
     assert "Traceback" not in result.stderr
     assert "error cannot write the checkpoint run/checkpoints/000000: " in result.stderr
     assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
+
+
+def test_any_category_comes_through_any_locale(tmp_path):
+    prompts = tmp_path / "eval.jsonl"
+    prompts.write_text('{"prompt": "a red circle", "category": "颜色"}\n', encoding="utf-8")
+    env = {"LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "PYTHONIOENCODING": "latin-1"}
+    given = [*SMALL, "iterations=1", f"data.eval={prompts}", "eval.num_prompts=null", f"output_dir={tmp_path / 'run'}"]
+    result = flowrl("train", *given, env=env)
+    assert result.returncode == 0, result.stderr
+    assert "| 颜色 | 1 |" in (tmp_path / "run" / "summary.md").read_text(encoding="utf-8")
+    result = flowrl("eval", tmp_path / "run", env=env)
+    assert result.returncode == 0, result.stderr
+    assert "\\u989c\\u8272" in result.stdout
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,6 @@ def test_an_evaluation_file_that_was_cut_is_made_again(copied, capsys):
         (("optimizer", "learning_rate"), 1e-5),
         (("optimizer", "ema_decay"), 0.9),
         (("rewards",), {"fake_rewards:constant": 1}),
-        (("reward_schedule",), {"order": ["fake_rewards:dark", "fake_rewards:dark2"]}),
     ],
     ids=lambda value: ".".join(value) if isinstance(value, tuple) else None,
 )
