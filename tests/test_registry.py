@@ -93,7 +93,7 @@ def test_files_are_suggested_by_the_same_rule(find, name, message):
             "model.dtype='fp32': expected one of float32, bfloat16, float16; did you mean 'float32'?",
         ),
         ("device=gpu", "device='gpu': expected one of auto, cpu, cuda; did you mean 'cuda'?"),
-        ("model.dtype=7", "model.dtype=7: expected one of float32, bfloat16, float16"),
+        ("model.dtype=7", "model.dtype='7': expected one of float32, bfloat16, float16"),
         ("optimizer.lr=1", "unknown key 'optimizer.lr'; did you mean 'learning_rate'?"),
     ],
 )
