@@ -83,7 +83,7 @@ class LastPage:
     def _part(self, name: str, make: Callable[[], Any]) -> Any:
         try:
             return make()
-        except Exception as error:  # told by `_finish`
+        except Exception as error:  # told by `write`
             logger.debug("%s", name, exc_info=True)
             self.failed.append(f"{name}: {type(error).__name__}: {error}")
             return None

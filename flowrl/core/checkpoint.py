@@ -85,7 +85,7 @@ def load_newest(folder: Path) -> tuple[Path, dict[str, dict[str, torch.Tensor]],
 def forget_newer(checkpoint: Path) -> None:
     """Deletes all that is newer than the checkpoint from which a run goes on."""
     for other in checkpoint.parent.iterdir():
-        if other.name.isdigit() and other.name > checkpoint.name:
+        if other.name.isdecimal() and other.name > checkpoint.name:
             shutil.rmtree(other)
 
 

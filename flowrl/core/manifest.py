@@ -39,7 +39,7 @@ def broken_checkpoints(folder: Path) -> dict[Path, str]:
 
 
 def _numbered(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("*") if path.name.isdigit() and path.is_dir())
+    return sorted(path for path in folder.glob("*") if path.name.isdecimal() and path.is_dir())
 
 
 def flaw(checkpoint: Path, *, contents: bool = False) -> str | None:
@@ -69,5 +69,8 @@ def _read(checkpoint: Path) -> dict[str, Any] | None:
         manifest = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    whole = isinstance(manifest, dict) and isinstance(manifest.get("files"), dict) and "made_of" in manifest
-    return manifest if whole else None
+    try:
+        known = all(set(wanted) == {"bytes", "sha256"} for wanted in manifest["files"].values())
+        return manifest if known and isinstance(manifest["made_of"], dict) else None
+    except (AttributeError, KeyError, TypeError):
+        return None

@@ -53,6 +53,16 @@ def other(path):
     path.write_bytes(data)
 
 
+@pytest.mark.parametrize(
+    ("old", "new"), [('"bytes"', '"cytes"'), ('"made_of": {', '"made_of": 1, "x": {'), ("{", "[{")]
+)
+def test_a_manifest_of_another_form_is_a_broken_one(tmp_path, old, new):
+    save(tmp_path, 1)
+    manifest = save(tmp_path, 2) / MANIFEST
+    manifest.write_text(manifest.read_text("utf-8").replace(old, new, 1), encoding="utf-8")
+    assert names(tmp_path) == ["000001"]
+
+
 @pytest.mark.parametrize("file", ["state.pt", "policy.safetensors", MANIFEST])
 @pytest.mark.parametrize("spoil", [cut, empty, other, lambda path: path.unlink()], ids=["cut", "empty", "bit", "gone"])
 def test_a_broken_checkpoint_is_named_and_the_one_before_is_used(tmp_path, caplog, file, spoil):
